@@ -3,7 +3,6 @@ package tenure_test
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,31 +14,6 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
-
-// movable is a replica's store, which reaches one server after another.
-type movable struct{ server atomic.Pointer[storetest.Mem] }
-
-func on(server *storetest.Mem) *movable {
-	m := new(movable)
-	m.server.Store(server)
-	return m
-}
-
-func (m *movable) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
-	return m.server.Load().Get(ctx, key)
-}
-
-func (m *movable) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
-	return m.server.Load().PutIf(ctx, obj, cond)
-}
-
-func (m *movable) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
-	return m.server.Load().DeleteIf(ctx, key, version)
-}
-
-func (m *movable) Lineage(ctx context.Context) (tenure.Lineage, error) {
-	return m.server.Load().Lineage(ctx)
-}
 
 func newPrimary() *storetest.Mem {
 	primary := storetest.NewMem()
@@ -56,7 +30,7 @@ type failover struct {
 	*testing.T
 	jobs     kit.Jobs
 	primary  *storetest.Mem
-	a, b     *movable
+	a, b     *kit.Movable
 	replicas []*tenure.Coordinator
 }
 
@@ -64,7 +38,7 @@ const failoverTTL = 30 * time.Second
 
 func newFailover(t *testing.T) *failover {
 	primary := newPrimary()
-	return &failover{T: t, primary: primary, a: on(primary), b: on(primary)}
+	return &failover{T: t, primary: primary, a: kit.NewMovable(primary), b: kit.NewMovable(primary)}
 }
 
 // start runs a replica, and returns what stops it.
@@ -99,9 +73,9 @@ func TestAHolderWhoseAcquireAFailoverHasLostGoesOn(t *testing.T) {
 			term := f.jobs.Term.Load()
 			b, _ := f.start(f.b, "b")
 			time.Sleep(time.Second)
-			f.b.server.Store(standby) // b comes first, and finds no record
+			f.b.Store(standby) // b comes first, and finds no record
 			time.Sleep(late)
-			f.a.server.Store(standby)
+			f.a.Store(standby)
 			f.goesOn(a, term)
 			require.False(t, b.IsHolder())
 			obj, err := standby.Get(t.Context(), kit.LeaseKey)
@@ -126,9 +100,9 @@ func TestAHolderWhoseHandoverAFailoverHasLostGoesOn(t *testing.T) {
 		require.True(t, b.IsHolder())
 		term := f.jobs.Term.Load()
 		third, _ := f.start(f.a, "c")
-		f.a.server.Store(standby) // there, a still holds, and its record has expired
+		f.a.Store(standby) // there, a still holds, and its record has expired
 		time.Sleep(time.Second)
-		f.b.server.Store(standby)
+		f.b.Store(standby)
 		f.goesOn(b, term)
 		require.False(t, third.IsHolder())
 	})
@@ -141,7 +115,7 @@ func TestALeaseWhoseHolderDoesNotComeBackIsTakenATTLAfterTheFailover(t *testing.
 		a, _ := f.start(f.a, "a")
 		synctest.Wait()
 		require.True(t, a.IsHolder())
-		b, _ := f.start(on(standby), "b")
+		b, _ := f.start(kit.NewMovable(standby), "b")
 		began := time.Now()
 		for !b.IsHolder() {
 			require.Less(t, time.Since(began), failoverTTL+b.Config().AcquireInterval)
@@ -157,8 +131,8 @@ func TestALeaseThatIsReleasedAfterAFailoverIsTakenAtOnce(t *testing.T) {
 		standby := f.primary.Fork()
 		a, stop := f.start(f.a, "a")
 		synctest.Wait()
-		f.a.server.Store(standby)
-		f.b.server.Store(standby)
+		f.a.Store(standby)
+		f.b.Store(standby)
 		time.Sleep(a.Config().RenewInterval + time.Second) // it has written its record again
 		b, _ := f.start(f.b, "b")
 		stop()
@@ -209,11 +183,11 @@ func TestAfterAFailoverATokenIsAboveEachThatThisReplicaKnows(t *testing.T) {
 		primary.Now = func() time.Time { return time.Now().Add(time.Hour) }
 		standby := primary.Fork()
 		standby.Now = nil
-		store := on(primary)
+		store := kit.NewMovable(primary)
 		lease := failoverLease(t, store, "a")
 		lost, err := lease.TryAcquire(t.Context())
 		require.NoError(t, err)
-		store.server.Store(standby)
+		store.Store(standby)
 		_, err = lease.AcquireOrSteal(t.Context())
 		var held *tenure.HeldError
 		require.True(t, errors.As(err, &held), "%v", err)
@@ -228,11 +202,11 @@ func TestAfterAFailoverATokenIsAboveEachThatThisReplicaKnows(t *testing.T) {
 func TestAfterAFailoverARecordOfThisReplicaIsNotReclaimed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := newPrimary()
-		store := on(primary)
+		store := kit.NewMovable(primary)
 		first := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL, AssumeUniqueHolder: true})
 		_, err := first.TryAcquire(t.Context())
 		require.NoError(t, err)
-		store.server.Store(primary.Fork())
+		store.Store(primary.Fork())
 		again := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL, AssumeUniqueHolder: true})
 		_, err = again.AcquireOrSteal(t.Context())
 		require.ErrorIs(t, err, tenure.ErrHeld)
@@ -247,7 +221,7 @@ func TestAnAcquireThatWasSentBeforeAFailoverIsRefusedAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := newPrimary()
 		standby := primary.Fork()
-		store := on(primary)
+		store := kit.NewMovable(primary)
 		slow := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			if call.Op == "put" {
 				time.Sleep(time.Second)
@@ -265,7 +239,7 @@ func TestAnAcquireThatWasSentBeforeAFailoverIsRefusedAfterIt(t *testing.T) {
 		synctest.Wait() // it is sent
 		_, err = failoverLease(t, primary, "a").TryAcquire(t.Context())
 		require.NoError(t, err)
-		store.server.Store(standby)
+		store.Store(standby)
 		require.ErrorIs(t, <-acquired, tenure.ErrHeld)
 	})
 }
@@ -276,7 +250,7 @@ func TestAfterAFailoverARecordIsWrittenAgainAboveAllThatItsTermHad(t *testing.T)
 		primary := newPrimary()
 		standby := primary.Fork()
 		standby.Now = func() time.Time { return time.Now().Add(-failoverTTL / 2) }
-		store := on(primary)
+		store := kit.NewMovable(primary)
 		lease := failoverLease(t, store, "a")
 		term, err := lease.TryAcquire(t.Context())
 		require.NoError(t, err)
@@ -284,7 +258,7 @@ func TestAfterAFailoverARecordIsWrittenAgainAboveAllThatItsTermHad(t *testing.T)
 		require.NoError(t, lease.Renew(t.Context(), term))
 		had, err := primary.Get(t.Context(), lease.Key())
 		require.NoError(t, err)
-		store.server.Store(standby)
+		store.Store(standby)
 		require.NoError(t, lease.Renew(t.Context(), term))
 		is, err := standby.Get(t.Context(), lease.Key())
 		require.NoError(t, err)
@@ -296,7 +270,7 @@ func TestAfterAFailoverARecordIsWrittenAgainAboveAllThatItsTermHad(t *testing.T)
 func TestAfterAFailoverTheReleaseOfATermThatIsOverFreesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := newPrimary()
-		store := on(primary)
+		store := kit.NewMovable(primary)
 		lease := failoverLease(t, store, "a")
 		term, err := lease.TryAcquire(t.Context())
 		require.NoError(t, err)
@@ -304,7 +278,7 @@ func TestAfterAFailoverTheReleaseOfATermThatIsOverFreesNothing(t *testing.T) {
 		time.Sleep(failoverTTL)
 		_, err = failoverLease(t, primary, "b").AcquireOrSteal(t.Context())
 		require.NoError(t, err)
-		store.server.Store(standby)
+		store.Store(standby)
 		require.Error(t, lease.Release(t.Context(), term))
 		_, err = failoverLease(t, store, "c").AcquireOrSteal(t.Context())
 		require.ErrorIs(t, err, tenure.ErrHeld)
@@ -314,7 +288,7 @@ func TestAfterAFailoverTheReleaseOfATermThatIsOverFreesNothing(t *testing.T) {
 func TestAfterAFailoverAnOrphanIsLeftWhereItIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := newPrimary()
-		store := on(primary)
+		store := kit.NewMovable(primary)
 		faulty := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			if call.Op == "delete" {
 				return errors.New("connection reset")
@@ -327,7 +301,7 @@ func TestAfterAFailoverAnOrphanIsLeftWhereItIs(t *testing.T) {
 		standby := primary.Fork()
 		require.Error(t, lease.Release(t.Context(), term))
 		faulty.SetHook(nil)
-		store.server.Store(standby)
+		store.Store(standby)
 		_, err = lease.AcquireOrSteal(t.Context())
 		require.ErrorIs(t, err, tenure.ErrHeld)
 		_, err = standby.Get(t.Context(), lease.Key())
@@ -372,7 +346,7 @@ func TestWritesThatNameAnotherServerAreRefused(t *testing.T) {
 func TestAReleaseWhoseAnswerWasLostFreesNothingAfterAFailover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := newPrimary()
-		store := on(primary)
+		store := kit.NewMovable(primary)
 		faulty := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			err := do(ctx)
 			if call.Op == "delete" {
@@ -387,7 +361,7 @@ func TestAReleaseWhoseAnswerWasLostFreesNothingAfterAFailover(t *testing.T) {
 		require.Error(t, a.Release(t.Context(), term))
 		next, err := failoverLease(t, primary, "b").TryAcquire(t.Context())
 		require.NoError(t, err)
-		store.server.Store(standby)
+		store.Store(standby)
 		time.Sleep(time.Second)
 		require.Error(t, a.Release(t.Context(), term))
 		_, err = failoverLease(t, standby, "c").AcquireOrSteal(t.Context())
@@ -418,7 +392,7 @@ func TestAfterAFailoverNothingThatIsWrittenIntoAnOldRecordEndsTheTermThatIsLost(
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				primary := newPrimary()
-				store := on(primary)
+				store := kit.NewMovable(primary)
 				former := failoverLease(t, store, "a")
 				over, err := former.TryAcquire(t.Context())
 				require.NoError(t, err)
@@ -428,7 +402,7 @@ func TestAfterAFailoverNothingThatIsWrittenIntoAnOldRecordEndsTheTermThatIsLost(
 				term, err := holder.AcquireOrSteal(t.Context())
 				require.NoError(t, err)
 				time.Sleep(time.Second)
-				store.server.Store(standby)
+				store.Store(standby)
 				write(t, store, former, over)
 				time.Sleep(time.Second)
 				require.NoError(t, holder.Renew(t.Context(), term))
@@ -446,10 +420,10 @@ func TestADeletionThatWasDecidedBeforeAFailoverDeletesNothingAfterIt(t *testing.
 		require.NoError(t, err)
 		primary.Now = nil
 		standby := primary.Fork()
-		store := on(primary)
+		store := kit.NewMovable(primary)
 		former := failoverLease(t, storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			if call.Op == "delete" {
-				store.server.Store(standby) // on its way
+				store.Store(standby) // on its way
 			}
 			return do(ctx)
 		}), "a")
@@ -471,12 +445,12 @@ func TestADeletionThatWasDecidedBeforeAFailoverDeletesNothingAfterIt(t *testing.
 // Whoever renews a session for a worker elsewhere does not know its claims, which the failover may have lost.
 func TestASessionIsRenewedOverAFailoverOnlyWithItsClaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := on(newPrimary())
+		store := kit.NewMovable(newPrimary())
 		lease := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: objects.SessionType, ID: "s"}, TTL: failoverTTL})
 		term, err := lease.TryAcquire(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, lease.Renew(t.Context(), term))
-		store.server.Store(store.server.Load().Fork())
+		store.Store(store.Load().Fork())
 		time.Sleep(time.Second)
 		left := term.Remaining()
 		for range 2 {

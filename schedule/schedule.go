@@ -180,31 +180,33 @@ func (s *Schedule) Run(ctx context.Context) error {
 // fatalError is an error that a retry would not fix.
 type fatalError struct{ error }
 
-// marked is the last slot that this term has marked as done, and the lineage of the store in which it was. A failover
-// may lose the mark, but not the work of a slot, which is elsewhere.
+// marked is the state in which this term has last marked a slot as done, and the lineage of the store in which it has. A
+// failover may lose the mark, but not the work of a slot, which is elsewhere.
 type marked struct {
-	done    time.Time // zero: there is none
+	State
 	lineage string
 }
 
 // restore marks a slot as done again if a failover has lost that. Whoever else has changed the state wanted to.
 func (s *Schedule) restore(ctx context.Context, store tenure.Store, r record, last marked) (record, error) {
-	if !last.done.After(r.Done) {
+	if !last.Done.After(r.Done) {
 		return r, nil
 	}
 	on, err := tenure.LineageOf(ctx, s.cfg.Store)
 	if err != nil || on.Mark == last.lineage {
 		return r, err
 	}
-	s.cfg.Logger.Warn("the database has failed over and lost that a slot is done; it was marked again", "schedule", s.cfg.Key.String(), "slot", last.done)
-	r.Location, r.Done = s.cfg.Location.String(), last.done
-	return s.write(ctx, store, r)
+	r.State = last.State
+	if r, err = s.write(ctx, store, r); err == nil {
+		s.cfg.Logger.Warn("the database has failed over and lost that a slot is done; it was marked again", "schedule", s.cfg.Key.String(), "slot", last.Done)
+	}
+	return r, err
 }
 
 // step runs the slot that is due, if any, and returns how long to wait before the next step.
 func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time.Time, last *marked) (pause time.Duration, err error) {
 	r, err := s.read(ctx, store)
-	if err == nil || errors.Is(err, tenure.ErrNotFound) && !last.done.IsZero() {
+	if err == nil || errors.Is(err, tenure.ErrNotFound) && !last.Done.IsZero() {
 		r, err = s.restore(ctx, store, r, *last)
 	}
 	if errors.Is(err, tenure.ErrNotFound) || err == nil && r.Location == "" { // before a slot runs that another replica would take for another time
@@ -234,7 +236,7 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 		return 0, err
 	}
 	if failed == nil && !*slot.recorded { // otherwise a failover loses the mark only together with the work
-		*last = marked{due, on.Mark}
+		*last = marked{State{Done: due, Begun: due, Location: r.Location}, on.Mark}
 	}
 	*idleSince = time.Time{} // the next step reads the time
 	if failed != nil {

@@ -2,6 +2,7 @@ package schedule_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
@@ -423,31 +424,17 @@ func TestALogThatBlocksDelaysNoSlotAndNoHandover(t *testing.T) {
 	})
 }
 
-// moving is a store that reaches one server after another.
-type moving struct{ atomic.Pointer[storetest.Mem] }
+// moving is a [kit.Movable] whose fenced stores move with it.
+type moving struct{ *kit.Movable }
 
-func (m *moving) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
-	return m.Load().Get(ctx, key)
-}
-
-func (m *moving) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
-	return m.Load().PutIf(ctx, obj, cond)
-}
-
-func (m *moving) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
-	return m.Load().DeleteIf(ctx, key, version)
-}
-
-func (m *moving) Lineage(ctx context.Context) (tenure.Lineage, error) { return m.Load().Lineage(ctx) }
-
-func (m *moving) Fence(guard tenure.Guard) (tenure.Store, error) { return &fencedMoving{m, guard}, nil }
+func (m moving) Fence(guard tenure.Guard) (tenure.Store, error) { return fencedMoving{m, guard}, nil }
 
 type fencedMoving struct {
-	*moving
+	moving
 	guard tenure.Guard
 }
 
-func (f *fencedMoving) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+func (f fencedMoving) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 	fenced, err := f.Load().Fence(f.guard)
 	if err != nil {
 		return tenure.Object{}, err
@@ -462,8 +449,7 @@ func TestASlotWhoseMarkAFailoverLosesIsNotRunAgain(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				mem, ran, began := storetest.NewMem(), &slots{}, time.Now()
 				mem.Lineages = true
-				store := new(moving)
-				store.Store(mem)
+				store := moving{kit.NewMovable(mem)}
 				standby := mem.Fork()
 				hold(t, store, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do})
 				time.Sleep(before)
@@ -492,5 +478,29 @@ func TestASlotRunsAgainIfSomebodySetsTheStateBack(t *testing.T) {
 		require.NoError(t, err)
 		time.Sleep(10 * time.Minute)
 		require.Equal(t, []float64{1, 1}, ran.take(began))
+	})
+}
+
+// The state has the location in which the schedule was begun, whatever this replica's is.
+func TestASlotThatIsMarkedAgainKeepsItsLocation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, ran := storetest.NewMem(), &slots{}
+		mem.Lineages = true
+		payload, err := json.Marshal(schedule.State{Done: time.Now(), Location: "Europe/Berlin"})
+		require.NoError(t, err)
+		_, err = mem.PutIf(t.Context(), tenure.Object{Key: key, Payload: payload}, tenure.IfAbsent())
+		require.NoError(t, err)
+		store := moving{kit.NewMovable(mem)}
+		hold(t, store, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do})
+		time.Sleep(50 * time.Minute)
+		standby := mem.Fork()
+		time.Sleep(11 * time.Minute)
+		before, err := mem.Get(t.Context(), key)
+		require.NoError(t, err)
+		store.Store(standby)
+		time.Sleep(30 * time.Minute)
+		after, err := standby.Get(t.Context(), key)
+		require.NoError(t, err)
+		require.JSONEq(t, string(before.Payload), string(after.Payload))
 	})
 }
