@@ -64,7 +64,7 @@ func (c WriteCondition) Least() int64 { return c.c.Least }
 
 // lineage returns the lineage in which the lease's store is; the zero one if it has none.
 func (l *Lease) lineage(ctx context.Context) (Lineage, error) {
-	return LineageOf(objects.WithLeaseCall(ctx), l.store)
+	return LineageOf(ctx, l.store)
 }
 
 // settlesIn returns how long it is until the lease may be taken if there is no record: the holder's may be

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -67,7 +65,7 @@ type longestIn struct {
 // on returns a context for statements that claim, which names the server where they may. If a failover has not
 // settled, the error is an [*unsettled].
 func (s *settling) on(ctx context.Context) (context.Context, error) {
-	looking, cancel := context.WithTimeout(objects.WithLeaseCall(ctx), s.limit)
+	looking, cancel := context.WithTimeout(ctx, s.limit)
 	defer cancel()
 	on, err := tenure.LineageOf(looking, s.store)
 	if err != nil {
@@ -122,26 +120,28 @@ func (s *settling) list(ctx context.Context, on tenure.Lineage) error {
 // claiming calls claim when the session may claim: there is a term, it is the kind's turn, and a failover has
 // settled. The context of claim names the server on which it has; if the database has moved since, claim is
 // called once more.
-func (k *kind) claiming(ctx context.Context, claim func(ctx context.Context, l *ledger) error) (err error) {
-	for range 2 {
-		if err = k.claimingOnce(ctx, claim); !errors.Is(err, tenure.ErrMoved) {
-			break
+func (k *kind) claiming(ctx context.Context, claim func(ctx context.Context, l *ledger) error) error {
+	return againIfMoved(func() error {
+		l, done, err := k.begin(ctx)
+		if err != nil {
+			return err
 		}
-	}
-	return err
+		defer done()
+		on, err := k.s.settling.on(ctx)
+		if err != nil {
+			return err
+		}
+		return claim(on, l)
+	})
 }
 
-func (k *kind) claimingOnce(ctx context.Context, claim func(ctx context.Context, l *ledger) error) error {
-	l, done, err := k.begin(ctx)
-	if err != nil {
-		return err
+// againIfMoved calls a func once more if the database has moved to another server since the func decided on one.
+func againIfMoved(call func() error) error {
+	err := call()
+	if errors.Is(err, tenure.ErrMoved) {
+		err = call()
 	}
-	defer done()
-	on, err := k.s.settling.on(ctx)
-	if err != nil {
-		return err
-	}
-	return claim(on, l)
+	return err
 }
 
 // compareAll compares the claims of a term with their rows, after a renewal that was the first one in a
@@ -149,7 +149,7 @@ func (k *kind) claimingOnce(ctx context.Context, claim func(ctx context.Context,
 func (s *Session) compareAll(ctx context.Context, t *term, on objects.Lineage) error {
 	s.mu.Lock()
 	c := t.comparison
-	if c == nil || c.on.Mark != on.Mark || c.hasEnded() && c.err != nil {
+	if c == nil || c.on.Mark != on.Mark || isClosed(c.done) && c.err != nil {
 		c = &comparison{on: on, done: make(chan struct{})}
 		t.comparison = c
 		if t.ctx != nil {
@@ -171,7 +171,7 @@ func (s *Session) compareAll(ctx context.Context, t *term, on objects.Lineage) e
 // returns false before the claims were compared in the lineage in which the store is now: what looks lost may be written
 // again.
 func (s *Session) onCompared(t *term) (context.Context, bool) {
-	on, err := tenure.LineageOf(objects.WithLeaseCall(t.ctx), s.store)
+	on, err := tenure.LineageOf(t.ctx, s.store)
 	if err != nil {
 		return nil, false
 	}
@@ -179,7 +179,7 @@ func (s *Session) onCompared(t *term) (context.Context, bool) {
 	defer s.mu.Unlock()
 	in := t.begunIn
 	if c := t.comparison; c != nil {
-		if in = c.on.Mark; !c.hasEnded() || c.err != nil {
+		if in = c.on.Mark; !isClosed(c.done) || c.err != nil {
 			return nil, false
 		}
 	}
@@ -191,15 +191,6 @@ type comparison struct {
 	on   objects.Lineage
 	done chan struct{}
 	err  error // set before done is closed
-}
-
-func (c *comparison) hasEnded() bool {
-	select {
-	case <-c.done:
-		return true
-	default:
-		return false
-	}
 }
 
 func (c *comparison) run(s *Session, t *term) {
@@ -232,7 +223,7 @@ func (k *kind) compare(ctx context.Context, t *term) error {
 	for tries := 0; ; tries++ {
 		lost, gone, err := k.undone(ctx, rows)
 		if err == nil {
-			if rows, ended = lost, append(ended, gone...); len(rows) == 0 {
+			if rows, ended, failed = lost, append(ended, gone...), nil; len(rows) == 0 {
 				break
 			}
 			written = max(written, len(rows))
@@ -262,11 +253,11 @@ func (k *kind) compare(ctx context.Context, t *term) error {
 func (k *kind) claimed(t *term) (rows []objects.Claim) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
-	of := make(map[objects.Claim]bool)
 	add := func(id string, token int64) {
-		of[objects.Claim{Kind: k.name, ID: id, Session: t.id, Token: token}] = true
+		rows = append(rows, objects.Claim{Kind: k.name, ID: id, Session: t.id, Token: token})
 	}
-	if l := k.ledger; l != nil && l.term == t {
+	l := k.ledger
+	if l != nil && l.term == t {
 		for id, token := range l.held {
 			add(id, token)
 		}
@@ -277,22 +268,18 @@ func (k *kind) claimed(t *term) (rows []objects.Claim) {
 		k.doubt(l, doubt{until: time.Now().Add(k.s.cfg.TTL)})
 	}
 	for id, call := range k.running { // while the session closes, for example
-		if call.of.term == t && !call.kept {
+		if call.of.term == t && !call.kept && !l.owns(objects.Claim{ID: id, Session: t.id, Token: call.token}) {
 			add(id, call.token)
 		}
 	}
-	return slices.Collect(maps.Keys(of))
+	return rows
 }
 
 // undone returns which claims a failover has lost, by what their rows say, and which have ended otherwise.
 func (k *kind) undone(ctx context.Context, claims []objects.Claim) (lost, ended []objects.Claim, err error) {
-	now, err := k.table.look(ctx, k.name, idsOf(claims))
+	rows, err := k.table.rowsOf(ctx, k.name, claims)
 	if err != nil {
 		return nil, nil, err
-	}
-	rows := make(map[string]objects.Claim, len(now))
-	for _, r := range now {
-		rows[r.ID] = r
 	}
 	for _, c := range claims {
 		switch r, exists := rows[c.ID]; {

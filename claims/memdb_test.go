@@ -227,14 +227,7 @@ func (d *memDB) Look(ctx context.Context, kind string, ids []string, _ time.Dura
 func (d *memDB) Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) (taken []objects.Claim, err error) {
 	isFree := func(r *memRow) bool { return r.Session == "" || slices.Contains(gone, r.Session) }
 	_, err = d.write(ctx, limit, kind, ids, isFree, func(rows []*memRow) {
-		for _, id := range missing {
-			if d.rows[rowKey{kind, id}] == nil {
-				r := &memRow{Claim: objects.Claim{Kind: kind, ID: id}}
-				d.rows[rowKey{kind, id}] = r
-				rows = append(rows, r)
-			}
-		}
-		for _, r := range rows {
+		for _, r := range append(rows, d.create(kind, missing)...) {
 			before := r.Claim
 			r.Session, r.Token = session, max(r.Token+1, d.now().UnixMicro())
 			taken = append(taken, r.Claim)
@@ -242,6 +235,18 @@ func (d *memDB) Take(ctx context.Context, session, kind string, ids, gone, missi
 		}
 	})
 	return taken, err
+}
+
+// create creates those of the rows that are missing, and returns them. The caller holds the mutex.
+func (d *memDB) create(kind string, ids []string) (rows []*memRow) {
+	for _, id := range ids {
+		if d.rows[rowKey{kind, id}] == nil {
+			r := &memRow{Claim: objects.Claim{Kind: kind, ID: id}}
+			d.rows[rowKey{kind, id}] = r
+			rows = append(rows, r)
+		}
+	}
+	return rows
 }
 
 func (d *memDB) Move(ctx context.Context, session, kind string, seen []objects.Claim, limit time.Duration) (moved, locked []objects.Claim, err error) {
@@ -284,14 +289,7 @@ func (d *memDB) Reassert(ctx context.Context, session, kind string, ids []string
 	}
 	isLost := func(r *memRow) bool { return r.Token < token[r.ID] }
 	_, err := d.write(ctx, limit, kind, ids, isLost, func(rows []*memRow) {
-		for _, id := range ids {
-			if d.rows[rowKey{kind, id}] == nil {
-				r := &memRow{Claim: objects.Claim{Kind: kind, ID: id}}
-				d.rows[rowKey{kind, id}] = r
-				rows = append(rows, r)
-			}
-		}
-		for _, r := range rows {
+		for _, r := range append(rows, d.create(kind, ids)...) {
 			r.Session, r.Token = session, token[r.ID]
 			d.watcher.rowReasserted(ctx, r.Claim)
 		}

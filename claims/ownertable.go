@@ -44,18 +44,24 @@ func (t *ownerTable) owned(ctx context.Context, kind, session, after string) (ro
 	return rows, more, err
 }
 
+// rowsOf returns the rows of claims as they are now, by their IDs.
+func (t *ownerTable) rowsOf(ctx context.Context, kind string, claims []objects.Claim) (map[string]objects.Claim, error) {
+	now, err := t.look(ctx, kind, idsOf(claims))
+	rows := make(map[string]objects.Claim, len(now))
+	for _, row := range now {
+		rows[row.ID] = row
+	}
+	return rows, err
+}
+
 // standing returns which claims have ended, and which still stand.
 func (t *ownerTable) standing(ctx context.Context, kind string, rows []objects.Claim) (ended, stand []objects.Claim, err error) {
 	if len(rows) == 0 {
 		return nil, nil, nil
 	}
-	now, err := t.look(ctx, kind, idsOf(rows))
+	owners, err := t.rowsOf(ctx, kind, rows)
 	if err != nil {
 		return nil, nil, err
-	}
-	owners := make(map[string]objects.Claim, len(now))
-	for _, row := range now {
-		owners[row.ID] = row
 	}
 	for _, row := range rows {
 		if now := owners[row.ID]; now.Session != row.Session || now.Token != row.Token {

@@ -373,11 +373,10 @@ func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) (
 	}
 	q.freeExpired(ctx)
 	var got []Claim
-	for range 2 {
-		if got, err = q.takeFor(ctx, session, o); !errors.Is(err, tenure.ErrMoved) {
-			break
-		}
-	}
+	err = againIfMoved(func() (err error) {
+		got, err = q.takeFor(ctx, session, o)
+		return err
+	})
 	if settlesIn(err) > 0 {
 		return nil, nil
 	}

@@ -210,7 +210,7 @@ func (s *Session) begin(ctx context.Context) (*term, error) {
 	if t.Term, err = t.lease.TryAcquire(ctx); err != nil {
 		return nil, err
 	}
-	on, err := tenure.LineageOf(objects.WithLeaseCall(ctx), s.store) // which it has just looked at
+	on, err := tenure.LineageOf(ctx, s.store) // which it has just looked at
 	if err != nil {
 		return nil, errors.Join(err, t.lease.Release(ctx, t.Term))
 	}
@@ -250,8 +250,12 @@ func (s *Session) runTerm(ctx context.Context, t *term) error {
 
 // hasEnded reports whether nothing more may be claimed under a term.
 func (t *term) hasEnded() bool {
+	return isClosed(t.ended)
+}
+
+func isClosed(c <-chan struct{}) bool {
 	select {
-	case <-t.ended:
+	case <-c:
 		return true
 	default:
 		return false

@@ -305,7 +305,7 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 	if len(h.Unconfirmed) > 0 { // no session has written this record, so it is neither judged nor looked at all the time
 		in = max(in, s.cfg.TTL)
 	}
-	on, err := tenure.LineageOf(objects.WithLeaseCall(ctx), s.store)
+	on, err := tenure.LineageOf(ctx, s.store)
 	if err != nil {
 		w.failed(ctx, "failed to look at the lineage of the database; retrying", err)
 		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0)))

@@ -58,11 +58,12 @@ func (m *model[S]) search(most int) (f found) {
 				if _, known := seen[p]; known && bad == "" {
 					return
 				}
-				if seen[p] = (origin{at, step}); bad == "" && !m.recovers(to) {
+				seen[p] = origin{at, step}
+				if bad == "" && !m.recovers(to) {
 					bad = stuck
 				}
-				f.states, f.depth = len(seen), depth
-				if f.bad = bad; bad == "" {
+				f.states, f.depth, f.bad = len(seen), depth, bad
+				if bad == "" {
 					following = append(following, to)
 					return
 				}
@@ -87,13 +88,13 @@ func (m *model[S]) tell(s S, steps []int) (story []string) {
 	for i := len(steps) - 1; i >= 0; i-- {
 		step := 0
 		m.next(s, func(label func() string, to S, bad string) {
-			if step++; step == steps[i] {
-				story = append(story, label())
-				if bad != "" {
-					story = append(story, bad)
-				}
-				defer func() { s = m.same(to) }()
+			if step++; step != steps[i] {
+				return
 			}
+			if story = append(story, label()); bad != "" {
+				story = append(story, bad)
+			}
+			s = m.same(to)
 		})
 	}
 	return story
