@@ -457,6 +457,9 @@ func TestASessionIsRenewedOverAFailoverOnlyWithItsClaims(t *testing.T) {
 			require.ErrorIs(t, lease.Renew(t.Context(), term), tenure.ErrHeld)
 			require.Equal(t, left, term.Remaining())
 		}
+		other := kit.NewLease(t, store, lease.Config())
+		_, err = other.Resume(t.Context(), term.ID(), term.Token())
+		require.ErrorIs(t, err, tenure.ErrHeld, "that record makes no other process right")
 		lost, compared := errors.New("not compared"), 0
 		comparing := objects.WithComparison(t.Context(), func(context.Context, objects.Lineage) error {
 			compared++
