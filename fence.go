@@ -159,11 +159,13 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 	if err != nil {
 		return err
 	}
-	if s, ok := store.(interface {
+	ofServer, placed := store.(interface {
 		place(context.Context, *objects.Fence) error
-	}); ok && fence != nil {
+		refused(context.Context, *objects.Fence, error) error
+	})
+	if placed = placed && fence != nil; placed {
 		// By ctx, and before there is a transaction: FenceStatement has no context.
-		if err := s.place(ctx, fence); err != nil {
+		if err := ofServer.place(ctx, fence); err != nil {
 			return fencedBy(ctx, fence, err)
 		}
 	}
@@ -176,8 +178,12 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 		return fnErr
 	}
 	err = FenceError(err)
-	if term, ok := guard.(*Term); ok && errors.Is(err, ErrLost) {
-		err = term.refusedByStatement(ctx, store, err)
+	if errors.Is(err, ErrLost) {
+		if term, ok := guard.(*Term); ok {
+			err = term.refusedByStatement(ctx, store, err)
+		} else if placed {
+			err = ofServer.refused(ctx, fence, err)
+		}
 	}
 	return fencedBy(ctx, fence, err)
 }

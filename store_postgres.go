@@ -284,6 +284,17 @@ func (s *PostgresStore) place(ctx context.Context, fence *objects.Fence) error {
 	return s.table.Place(ctx, fence)
 }
 
+// refused returns what a transaction is told whose claim's statement did not hold.
+func (s *PostgresStore) refused(ctx context.Context, fence *objects.Fence, refusal error) error {
+	switch again, err := s.table.Reasserted(ctx, fence); {
+	case again:
+		return fmt.Errorf("%w (%w)", ErrMoved, refusal)
+	case err != nil:
+		return fmt.Errorf("%w (its row can't be read: %w)", refusal, err)
+	}
+	return refusal
+}
+
 // PutStatement returns a statement that writes an existing object if it is at that version;
 // otherwise the statement fails, and its transaction with it. It is for a transaction that also
 // writes other tables of the same database, with any driver. It does I/O only where

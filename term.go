@@ -86,7 +86,7 @@ type Term struct {
 	greatest int64           // version that the object ever had in this term
 	on       Lineage         // in which the record was last looked at
 	vouched  string          // the mark of the lineage in which the term's last answered write was done
-	moved    bool            // the last renewal was the first one in its lineage
+	moved    bool            // a renewal was the first one in its lineage, and failedOver has not said so
 	rewrote  bool            // the record was lost before that
 	inDoubt  int             // writes that expect this version and have no answer, or none yet
 	offered  *record.Payload // what the release puts in place of the record; nil: nothing
@@ -242,7 +242,7 @@ func (t *Term) extend(version int64, attempt clock.Reading, on Lineage) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.movedTo(version)
-	t.moved, t.vouched = t.vouched != on.Mark, on.Mark
+	t.moved, t.vouched = t.moved || t.vouched != on.Mark, on.Mark
 	if !t.Valid() {
 		return false
 	}

@@ -95,3 +95,36 @@ func BenchmarkLook(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkFailover does what a session does once a failover has lost one in a hundred of its claims. It must be done in half
+// of the time until the RenewDeadline: in 4.5 s at the default TTL, if a renewal was just due.
+func BenchmarkFailover(b *testing.B) {
+	for _, n := range []int{100_000, 1_000_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			url := kit.PostgresURL(b)
+			store, admin := kit.OpenPostgres(b, url, tenure.PostgresConfig{}), kit.PostgresPool(b, url)
+			kit.MigrateClaims(b, store)
+			session := kit.Must(claims.NewSession(store, claims.SessionConfig{TTL: 10 * time.Minute, Logger: kit.Quiet}))
+			keys := kit.Must(claims.NewKeys(session, "tenant"))
+			ctx, cancel := context.WithCancel(context.Background())
+			returned := make(chan struct{})
+			go func() { defer close(returned); _ = session.Run(ctx) }()
+			defer func() { <-returned }()
+			defer cancel()
+			got, err := keys.TryClaim(b.Context(), names(n)...)
+			require.NoError(b, err)
+			require.Len(b, got, n)
+			kit.ExecPostgres(b, admin, `VACUUM ANALYZE objects_claims`)
+			for b.Loop() {
+				b.StopTimer()
+				kit.ExecPostgres(b, admin, `DELETE FROM objects_claims WHERE abs(hashtext(id)) % 100 = 0`)
+				b.StartTimer()
+				require.NoError(b, keys.Compare())
+			}
+			require.Equal(b, n, keys.Len())
+			var rows int
+			require.NoError(b, admin.QueryRow(b.Context(), `SELECT count(*) FROM objects_claims WHERE session = $1`, session.ID()).Scan(&rows))
+			require.Equal(b, n, rows)
+		})
+	}
+}

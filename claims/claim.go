@@ -53,7 +53,9 @@ const longestIdle = time.Minute
 // FenceStatement of [tenure.PostgresStore] and [tenure.SQLiteStore], to [tenure.FencedTx], or to
 // [tenure.Fence]. They write only if the key has been neither freed nor claimed by another session since.
 // Otherwise they return [tenure.ErrLost], and nothing is written. Nothing is locked meanwhile, and any
-// process that was given the claim may write under it.
+// process that was given the claim may write under it. If a failover of the database has lost the claim of a
+// session of this process, the session first writes it again; a func of yours that was called before that
+// has written nothing, and the error is [tenure.ErrMoved]: call it again.
 //
 // The claim of a row is compared with the row itself, which the same transaction may change. The process
 // must have made a [Queue] of the row's table with that store, which need not be the queue that took the row.
@@ -66,7 +68,8 @@ func (c Claim) Fence() (*objects.Fence, error) {
 	row.Row = c.Row
 	return &objects.Fence{
 		ID: objects.ID(c.Key), Claim: &row, Idle: longestIdle,
-		Yield: func(context.Context) {},
+		Reassert: func(ctx context.Context) (bool, error) { return reassert(ctx, c.Session) },
+		Yield:    func(context.Context) {},
 		Refused: func(_ *objects.Row, why error) error {
 			if why != nil {
 				return fmt.Errorf("%w (its row can't be read: %w)", tenure.ErrLost, why)

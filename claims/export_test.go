@@ -19,3 +19,6 @@ func StoreOf(s *Session) tenure.Store { return s.store }
 // claims with its row.
 func (k *Keys) LookAtAll() error { return k.kind.lookAtAll(k.kind.ledger) }
 func (k *Keys) EndDenied() error { return k.kind.endDenied(k.kind.ledger.term.ctx, k.kind.ledger) }
+
+// Compare compares the claims of the current term with their rows, as after a failover.
+func (k *Keys) Compare() error { return k.kind.compare(k.kind.ledger.term.ctx, k.kind.ledger.term) }

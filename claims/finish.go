@@ -46,6 +46,11 @@ func (q *Queue) FinishPostgres(ctx context.Context, claims []Claim, fn func(tx p
 		return q.failed("finish", err)
 	}
 	lost, fnErr, err := table.Finish(ctx, rowsOf(claims), q.idle(claims), fn)
+	if len(lost) > 0 { // fn was not called
+		if lost, err = q.endedOf(ctx, lost); err == nil && len(lost) == 0 {
+			lost, fnErr, err = table.Finish(ctx, rowsOf(claims), q.idle(claims), fn)
+		}
+	}
 	return q.finished(claims, lost, fnErr, err)
 }
 
@@ -74,9 +79,14 @@ func (q *Queue) FinishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *
 		fnErr, begun, err = q.finishTx(ctx, claims, db, opts, fn)
 	}
 	if err = tenure.FenceError(err); errors.Is(err, tenure.ErrLost) {
-		lost, _, standsErr := q.rows.standing(ctx, q.cfg.Table, rowsOf(claims))
-		if standsErr == nil && len(lost) > 0 {
+		lost, lookErr := q.endedOf(ctx, rowsOf(claims))
+		switch {
+		case lookErr != nil:
+		case len(lost) > 0:
 			return q.finished(claims, lost, nil, nil)
+		case !begun: // a failover had lost them
+			fnErr, _, err = q.finishTx(ctx, claims, db, opts, fn)
+			err = tenure.FenceError(err)
 		}
 	}
 	return q.finished(claims, nil, fnErr, err)
@@ -295,16 +305,16 @@ func (q *Queue) endBatch(ctx context.Context, batch map[objects.Claim]*ending, r
 }
 
 // left divides the claims that a statement has not ended: some had ended before, and the rows of others are
-// locked. If it can't tell, it returns all as locked.
+// locked. If it can't tell, or a failover has lost some, it returns all as locked.
 func (q *Queue) left(ctx context.Context, left []objects.Claim) (lost, locked []objects.Claim) {
 	if len(left) == 0 {
 		return nil, nil
 	}
-	lost, locked, err := q.rows.standing(ctx, q.cfg.Table, left)
+	undone, lost, locked, err := q.rows.judge(ctx, q.cfg.Table, left, true)
 	if err != nil {
 		return nil, left
 	}
-	return lost, locked
+	return lost, append(locked, undone...)
 }
 
 // errLocked is the reason for which a row is not finished. Its claim still stands.
@@ -333,12 +343,12 @@ func (q *Queue) endAll(ctx context.Context, how objects.Ending, rows []objects.C
 	for tries := 0; ; tries++ {
 		left, err := q.table.End(ctx, how, rows, limit) // never cut short by what was waited: it might have ended the claims
 		if err == nil && len(left) > 0 {
-			lost, _, err = q.rows.standing(ctx, q.cfg.Table, left)
+			lost, err = q.endedOf(ctx, left)
 		}
 		if err != nil || len(left) == 0 || len(lost) > 0 {
 			return lost, err
 		}
-		if !awaitUnlocked(waiting, tries) {
+		if !awaitUnlocked(waiting, tries) && tries > 0 { // the first time, a failover may have kept it waiting
 			return nil, errLocked
 		}
 	}

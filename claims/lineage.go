@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -186,6 +187,79 @@ func (s *Session) onCompared(t *term) (context.Context, bool) {
 	return objects.OnServer(t.ctx, on.Server), in == on.Mark
 }
 
+// terms have the terms of all sessions of this process renewed, by their IDs.
+var terms sync.Map // of func(context.Context) error
+
+// reassert has a session renewed at once, so that it writes again what a failover has lost of its claims. It reports
+// false if the session is not one of this process, or has ended.
+func reassert(ctx context.Context, session string) (bool, error) {
+	renew, ok := terms.Load(session)
+	if !ok {
+		return false, nil
+	}
+	return true, renew.(func(context.Context) error)(ctx)
+}
+
+// renewNow renews a term before its renewal is due, which compares its claims if the database has failed over. It returns
+// nil once they are compared, or the term is over.
+func (s *Session) renewNow(ctx context.Context, t *term) error {
+	s.mu.Lock()
+	before := t.comparison
+	s.mu.Unlock()
+	select {
+	case t.renewing <- struct{}{}:
+		defer func() { <-t.renewing }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	compared := func() bool { // since this call began
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		c := t.comparison
+		return c != before && isClosed(c.done) && c.err == nil
+	}
+	for tries := 0; t.Valid() && !compared(); tries++ {
+		// Of the caller's values, a renewal has none, and it is not cut off.
+		renewing, cancel := context.WithTimeout(s.withComparison(context.Background(), t), s.limit)
+		err := t.lease.Renew(renewing, t.Term)
+		cancel()
+		if err == nil {
+			break
+		}
+		if !pace.Sleep(ctx, pace.Retry(s.cfg.RenewInterval, longestRetryPause, tries)) {
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// withComparison returns a context for renewals of a term, with which the first one in a lineage compares its claims.
+func (s *Session) withComparison(ctx context.Context, t *term) context.Context {
+	return objects.WithComparison(ctx, func(ctx context.Context, on objects.Lineage) error { return s.compareAll(ctx, t, on) })
+}
+
+// endedOf returns which claims have ended, after this process's sessions have written again what a failover has lost.
+func (q *Queue) endedOf(ctx context.Context, claims []objects.Claim) (ended []objects.Claim, err error) {
+	lost, ended, _, err := q.rows.judge(ctx, q.cfg.Table, claims, true)
+	if err == nil && len(lost) == 0 {
+		return ended, nil
+	}
+	if err != nil { // perhaps of a connection that the failover has broken
+		lost = claims
+	}
+	asked := make(map[string]bool)
+	for _, c := range lost {
+		if !asked[c.Session] {
+			asked[c.Session] = true
+			if _, err := reassert(ctx, c.Session); err != nil {
+				return nil, err
+			}
+		}
+	}
+	ended, _, err = q.rows.standing(ctx, q.cfg.Table, claims)
+	return ended, err
+}
+
 // comparison compares all claims of a term with their rows, in one lineage.
 type comparison struct {
 	on   objects.Lineage
@@ -218,10 +292,10 @@ func (k *kind) compare(ctx context.Context, t *term) error {
 		<-k.turn
 	case <-ctx.Done():
 	}
-	rows, written, ended := k.claimed(t), 0, []objects.Claim(nil)
+	rows, written, ended := k.unseen(ctx, t, k.claimed(t)), 0, []objects.Claim(nil)
 	var failed error // of the last try
 	for tries := 0; ; tries++ {
-		lost, gone, err := k.undone(ctx, rows)
+		lost, gone, _, err := k.table.judge(ctx, k.name, rows, k.ofRows())
 		if err == nil {
 			if rows, ended, failed = lost, append(ended, gone...), nil; len(rows) == 0 {
 				break
@@ -275,22 +349,40 @@ func (k *kind) claimed(t *term) (rows []objects.Claim) {
 	return rows
 }
 
-// undone returns which claims a failover has lost, by what their rows say, and which have ended otherwise.
-func (k *kind) undone(ctx context.Context, claims []objects.Claim) (lost, ended []objects.Claim, err error) {
-	rows, err := k.table.rowsOf(ctx, k.name, claims)
+// unseen returns the claims of a term that none of its session's rows shows, which are few. To read those rows in their
+// order is far faster than to look at the row of each claim.
+func (k *kind) unseen(ctx context.Context, t *term, claims []objects.Claim) []objects.Claim {
+	seen := make(map[string]int64, len(claims))
+	for after, more := "", len(claims) > 0; more; {
+		var rows []objects.Claim
+		var err error
+		if rows, more, err = k.table.owned(ctx, k.name, t.id, after); err != nil {
+			break // the others are looked at
+		}
+		for _, r := range rows {
+			seen[r.ID], after = r.Token, r.ID
+		}
+	}
+	return slices.DeleteFunc(claims, func(c objects.Claim) bool { return seen[c.ID] == c.Token })
+}
+
+// judge says by their rows which claims stand, which have ended, and which a failover has lost.
+func (t *ownerTable) judge(ctx context.Context, kind string, claims []objects.Claim, ofRows bool) (lost, ended, stand []objects.Claim, err error) {
+	rows, err := t.rowsOf(ctx, kind, claims)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	for _, c := range claims {
 		switch r, exists := rows[c.ID]; {
 		case exists && r.Session == c.Session && r.Token == c.Token:
-		case exists && r.Token < c.Token, !exists && !k.ofRows():
+			stand = append(stand, c)
+		case c.IsUndone(r, exists, ofRows):
 			lost = append(lost, c)
 		default:
 			ended = append(ended, c)
 		}
 	}
-	return lost, ended, nil
+	return lost, ended, stand, nil
 }
 
 // reassert writes claims again, and returns those that the database refuses.

@@ -147,6 +147,89 @@ func TestWhatAFailoverHasLostOfASessionIsWrittenAgain(t *testing.T) {
 	})
 }
 
+// The row is the session's, of a claim that it has ended since.
+func TestALaterClaimThatAFailoverHasLostIsWrittenOverAnEarlierOne(t *testing.T) {
+	eachFailover(t, func(w *failoverWorld) {
+		a := w.join(ttl, nil)
+		earlier, other := w.claim(a, "1"), w.claim(a, "2")
+		before := w.backUp()
+		require.NoError(w, a.keys.Release(w.Context(), earlier))
+		held := w.claim(a, "1")
+		w.failOver(before)
+		time.Sleep(2 * ttl)
+		standing, err := a.keys.Standing(w.Context(), "1", "2")
+		require.NoError(w, err)
+		require.ElementsMatch(w, []claims.Claim{held, other}, standing)
+		require.True(w, a.keys.Holds(held))
+	})
+}
+
+// Whoever writes under the claim need not wait for the next renewal, nor give up.
+func TestAFenceHasALostClaimWrittenAgainAtOnce(t *testing.T) {
+	eachFailover(t, func(w *failoverWorld) {
+		a := w.join(ttl, nil)
+		before := w.backUp()
+		held := w.claim(a, "1")
+		w.failOver(before)
+		fence, err := held.Fence()
+		require.NoError(w, err)
+		began := time.Now()
+		again, err := fence.Reassert(w.Context())
+		require.NoError(w, err)
+		require.True(w, again)
+		require.Less(w, time.Since(began), time.Second)
+		standing, err := a.keys.Standing(w.Context(), "1")
+		require.NoError(w, err)
+		require.Equal(w, []claims.Claim{held}, standing)
+
+		elsewhere := held
+		elsewhere.Session = "another process's"
+		fence, err = elsewhere.Fence()
+		require.NoError(w, err)
+		again, err = fence.Reassert(w.Context())
+		require.NoError(w, err)
+		require.False(w, again)
+	})
+}
+
+type noJobsWatcher struct{}
+
+func (noJobsWatcher) jobTaken(context.Context, *memJob)                        {}
+func (noJobsWatcher) jobFreed(context.Context, objects.Claim, *objects.Ending) {}
+
+func TestARowWhoseTakeAFailoverHasLostIsFinished(t *testing.T) {
+	eachFailover(t, func(w *failoverWorld) {
+		jobs := map[string]*memJob{}
+		for _, id := range []string{"1", "2", "3"} {
+			jobs[id] = &memJob{Claim: objects.Claim{Kind: "jobs", ID: id}}
+		}
+		w.db.table = &memRows{d: w.db, watcher: noJobsWatcher{}, jobs: jobs}
+		a := w.join(ttl, nil)
+		queue := kit.Must(claims.NewQueue(a.store, claims.QueueConfig{Table: "jobs", Ready: "true", Done: "done = true"}))
+		worker := kit.Must(claims.NewWorker(a.session, queue))
+		rows, err := worker.Take(w.Context(), 3)
+		require.NoError(w, err)
+		require.Len(w, rows, 3)
+		w.failOver(w.backUp())
+		w.db.locked(func() {
+			for _, j := range jobs {
+				j.Session, j.Token = "", 1
+			}
+		})
+		began := time.Now()
+		require.NoError(w, queue.Finish(w.Context(), rows[0]))
+		require.NoError(w, queue.Finish(w.Context(), rows[1:]...))
+		require.Less(w, time.Since(began), time.Second)
+		w.db.locked(func() {
+			for _, j := range jobs {
+				require.True(w, j.done, j.ID)
+			}
+		})
+		w.db.locked(func() { jobs["1"].Token++ })
+		require.ErrorIs(w, queue.Finish(w.Context(), rows[0]), tenure.ErrLost)
+	})
+}
+
 // Before the failover has settled, the session that has lost a claim by it may trust in that.
 func TestNothingIsClaimedBeforeAFailoverHasSettled(t *testing.T) {
 	calls := map[string]func(ctx context.Context, keys *claims.Keys, seen claims.Claim) ([]claims.Claim, error){
@@ -352,7 +435,10 @@ func TestAKindThatCannotBeComparedEndsAlone(t *testing.T) {
 		id := a.session.ID()
 		w.failOver(w.backUp())
 		a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-			if call.Op == "claims.look" && call.Key.Type == "other" {
+			switch {
+			case call.Op == "claims.owned": // of either kind; then each row is looked at
+				return errors.New("unreadable")
+			case call.Op == "claims.look" && call.Key.Type == "other":
 				<-ctx.Done()
 				return ctx.Err()
 			}

@@ -104,6 +104,7 @@ type term struct {
 	begunIn    string      // the mark of the lineage in which it was acquired
 	comparison *comparison // the last one; guarded by the session's mu
 	comparing  sync.WaitGroup
+	renewing   chan struct{} // of size 1: held while a call of renewNow renews
 }
 
 // NewSession returns a session in a [*tenure.PostgresStore] or [*tenure.SQLiteStore] for which [Migrate]
@@ -144,7 +145,7 @@ func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
 
 // newTerm returns a term that has not been acquired, under an ID that was never used.
 func (s *Session) newTerm() (t *term, err error) {
-	t = &term{id: uuid.NewString(), ended: make(chan struct{}), requested: make(chan struct{}, 1)}
+	t = &term{id: uuid.NewString(), ended: make(chan struct{}), requested: make(chan struct{}, 1), renewing: make(chan struct{}, 1)}
 	t.lease, err = tenure.NewLease(s.store, tenure.LeaseConfig{
 		Key:    SessionKey(t.id),
 		Holder: s.cfg.Holder, TTL: s.cfg.TTL, Margin: s.cfg.Margin, Labels: s.cfg.Labels,
@@ -224,9 +225,9 @@ func (s *Session) hold(run context.Context, t *term) {
 	var ctx context.Context
 	ctx, t.stop = context.WithCancel(context.WithoutCancel(run))
 	defer t.stop()
-	err := t.coordinator.Hold(objects.WithComparison(ctx, func(ctx context.Context, on objects.Lineage) error {
-		return s.compareAll(ctx, t, on)
-	}), t.Term)
+	terms.Store(t.id, func(ctx context.Context) error { return s.renewNow(ctx, t) })
+	defer terms.Delete(t.id)
+	err := t.coordinator.Hold(s.withComparison(ctx, t), t.Term)
 	s.end(t, cmp.Or(err, tenure.ErrShutdown)) // if runTerm was never called
 	t.comparing.Wait()
 	s.update(func() { delete(s.history.terms, t) })

@@ -43,6 +43,12 @@ type Claim struct {
 	Gone bool
 }
 
+// IsUndone reports whether a failover has lost a claim, given the row that stands in its place, if one exists: the token
+// of a row only grows, and only the claims' table gets a missing row back.
+func (c *Claim) IsUndone(row Claim, exists, ofRow bool) bool {
+	return exists && row.Token < c.Token || !exists && !ofRow
+}
+
 // Session is a session that rows of the claims' table name.
 type Session struct {
 	ID     string

@@ -88,6 +88,10 @@ type Fence struct {
 	// failover has lost it. Empty: unknown. Nil for a claim.
 	Server func() string
 
+	// Reassert is for a claim whose row a failover has lost, as the row shows. It returns when the session has written
+	// again what it could, or has ended. It reports false if the session is not one of this process. Nil for a lease.
+	Reassert func(ctx context.Context) (again bool, err error)
+
 	// Idle is how long a transaction may idle before the server ends it.
 	Idle time.Duration
 

@@ -411,9 +411,3 @@ func isMoved(err error) bool {
 	var refused *pgconn.PgError
 	return errors.As(err, &refused) && strings.Contains(refused.Message, objects.Moved)
 }
-
-// standsIn reports whether the row of a claim stands as it is.
-func standsIn(ctx context.Context, in objects.ClaimStore, claim *objects.Claim) (bool, error) {
-	rows, err := in.Look(ctx, claim.Kind, []string{claim.ID}, time.Minute)
-	return len(rows) == 1 && rows[0].Session == claim.Session && rows[0].Token == claim.Token, err
-}

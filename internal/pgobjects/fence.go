@@ -2,6 +2,7 @@ package pgobjects
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -259,10 +260,13 @@ func isRefusal(err error) bool { return err != nil && objects.IsFenceFailure(err
 // returns the fence's own error unless the fence still holds.
 func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error) error {
 	now, stands, err := t.read(ctx, fence)
+	if !stands && fence.Claim != nil {
+		stands, err = t.Reasserted(ctx, fence)
+	}
 	switch {
-	case err == nil && stands: // it idled too long
+	case err == nil && stands && !isRefusal(cause): // it idled too long
 		return cause
-	case err == nil && t.isElsewhere(ctx, fence):
+	case err == nil && (stands || t.isElsewhere(ctx, fence)): // what a failover had lost is written again, or may be
 		return fmt.Errorf("%w (%w)", objects.ErrMoved, cause)
 	case err == nil:
 		return fence.Refused(now, nil)
@@ -283,19 +287,46 @@ func (t *Table) isElsewhere(ctx context.Context, fence *objects.Fence) bool {
 	return err != nil || on.Server != fence.Server()
 }
 
+// Reasserted reports whether a claim whose fence did not hold stands again: a failover had lost it, and its session, one
+// of this process, has written it again.
+func (t *Table) Reasserted(ctx context.Context, fence *objects.Fence) (bool, error) {
+	c := fence.Claim
+	row, exists, err := t.rowOf(ctx, c) // on a connection that the failover may have broken
+	if err == nil && !c.IsUndone(row, exists, c.Row) {
+		return false, nil
+	}
+	if again, failed := fence.Reassert(ctx); !again || failed != nil {
+		return false, cmp.Or(failed, err)
+	}
+	row, _, err = t.rowOf(ctx, c)
+	return isOf(row, c), err
+}
+
+// rowOf returns the row of a claim as it is.
+func (t *Table) rowOf(ctx context.Context, c *objects.Claim) (row objects.Claim, exists bool, err error) {
+	var in objects.ClaimStore = &t.claims
+	if c.Row {
+		if in, err = t.rows.Of(c); err != nil {
+			return row, false, err
+		}
+	}
+	rows, err := in.Look(ctx, c.Kind, []string{c.ID}, time.Minute)
+	if err != nil || len(rows) != 1 {
+		return row, false, err
+	}
+	return rows[0], true, nil
+}
+
+// isOf reports whether a row is as the claim on it has it.
+func isOf(row objects.Claim, c *objects.Claim) bool {
+	return row.Session == c.Session && row.Token == c.Token
+}
+
 // read reports whether what a fence depends on stands, and returns the record that does.
 func (t *Table) read(ctx context.Context, fence *objects.Fence) (now *objects.Row, stands bool, err error) {
-	if fence.OfRow() {
-		r, err := t.rows.Of(fence.Claim)
-		if err != nil {
-			return nil, false, err
-		}
-		stands, err := standsIn(ctx, r, fence.Claim)
-		return nil, stands, err
-	}
-	if fence.OfKey() {
-		stands, err := standsIn(ctx, &t.claims, fence.Claim)
-		return nil, stands, err
+	if fence.Claim != nil {
+		row, _, err := t.rowOf(ctx, fence.Claim)
+		return nil, isOf(row, fence.Claim), err
 	}
 	switch now, err := t.Get(objects.WithLeaseCall(ctx), fence.ID); {
 	case err == nil:

@@ -179,13 +179,17 @@ func (t *Table) alone(ctx context.Context, w *write) error {
 		return err
 	}
 	w.fence.Yield(ctx)
-	for again := true; again; again = check.renewed(ctx, err) {
-		err = t.conns.Write(ctx, append(w.statements, check.Statement)...)
+	for tries := 0; ; tries++ {
+		for again := true; again; again = check.renewed(ctx, err) {
+			err = t.conns.Write(ctx, append(w.statements, check.Statement)...)
+		}
+		if isRefusal(err) {
+			err = t.fencedOut(ctx, w.fence, err)
+		}
+		if tries > 0 || w.fence.Claim == nil || !errors.Is(err, objects.ErrMoved) { // else the claim stands again
+			return err
+		}
 	}
-	if isRefusal(err) {
-		return t.fencedOut(ctx, w.fence, err)
-	}
-	return err
 }
 
 // inTheWay returns why an object could not be created: [objects.ErrExists] or

@@ -2,6 +2,7 @@ package databases_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"net/url"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -31,8 +33,12 @@ type claimant struct {
 	stop    func()
 }
 
-func startClaimant(t *testing.T, url string, ttl time.Duration) *claimant {
-	c := &claimant{store: kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: kit.Quiet})}
+func startClaimant(t testing.TB, url string, ttl time.Duration) *claimant {
+	return startClaimantOn(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: kit.Quiet}), ttl)
+}
+
+func startClaimantOn(t testing.TB, store *tenure.PostgresStore, ttl time.Duration) *claimant {
+	c := &claimant{store: store}
 	c.session = kit.Must(claims.NewSession(c.store, claims.SessionConfig{TTL: ttl, Logger: kit.Quiet}))
 	c.keys = kit.Must(claims.NewKeys(c.session, "tenant"))
 	c.queue = kit.Must(claims.NewQueue(c.store, queuedTasks))
@@ -45,7 +51,7 @@ func startClaimant(t *testing.T, url string, ttl time.Duration) *claimant {
 	return c
 }
 
-func queueTasks(t *testing.T, url string, n int) *pgxpool.Pool {
+func queueTasks(t testing.TB, url string, n int) *pgxpool.Pool {
 	admin := kit.PostgresPool(t, url)
 	kit.MigrateClaims(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	kit.ExecPostgres(t, admin, `CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued')`)
@@ -293,4 +299,116 @@ func TestOverAFailoverThatLosesCommitsClaimsStay(t *testing.T) {
 			})
 		}
 	}
+}
+
+// The failover has lost the claims, and no session is about to renew: whoever writes under a claim has that done first.
+func TestAWriteUnderAClaimThatAFailoverHasLostFindsItWrittenAgain(t *testing.T) {
+	t.Parallel()
+	f := &failover{T: t, primary: kit.StartPostgres(t)}
+	queueTasks(t, f.primary.URL(), 20)
+	kit.ExecPostgres(t, kit.PostgresPool(t, f.primary.URL()), `CREATE TABLE effects (name text)`)
+	standby, err := f.primary.Standby()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = standby.Close() })
+	f.standby = standby
+
+	write := func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `INSERT INTO effects VALUES ('tx')`)
+		return err
+	}
+	type held struct {
+		*claimant
+		db       *sql.DB
+		key, row claims.Claim
+	}
+	put := func(ctx context.Context, h *held, guard tenure.Guard) error {
+		fenced, err := tenure.Fence(h.store, guard)
+		require.NoError(t, err)
+		_, err = fenced.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "effect", ID: h.key.Session}}, tenure.Unconditional())
+		return err
+	}
+	fenced := func(ctx context.Context, h *held, guard tenure.Guard) error {
+		return h.store.Fenced(ctx, guard, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `INSERT INTO effects VALUES ('fenced')`)
+			return err
+		})
+	}
+	writes := map[string]struct {
+		write func(ctx context.Context, h *held) error
+		again bool // the first one does not stand, and says that the next one may
+	}{
+		"Finish":     {func(ctx context.Context, h *held) error { return h.queue.Finish(ctx, h.row) }, false},
+		"FinishEach": {func(ctx context.Context, h *held) error { return h.queue.FinishEach(ctx, h.row) }, false},
+		"FinishPostgres": {func(ctx context.Context, h *held) error {
+			return h.queue.FinishPostgres(ctx, []claims.Claim{h.row}, func(pgx.Tx) error { return nil })
+		}, false},
+		"FinishTx": {func(ctx context.Context, h *held) error {
+			return h.queue.FinishTx(ctx, []claims.Claim{h.row}, h.db, nil, func(tx *sql.Tx) error { return write(ctx, tx) })
+		}, false},
+		"Release":           {func(ctx context.Context, h *held) error { return h.queue.Release(ctx, h.row) }, false},
+		"a fenced put, row": {func(ctx context.Context, h *held) error { return put(ctx, h, h.row) }, false},
+		"a fenced put, key": {func(ctx context.Context, h *held) error { return put(ctx, h, h.key) }, false},
+		"Fenced, row":       {func(ctx context.Context, h *held) error { return fenced(ctx, h, h.row) }, true},
+		"Fenced, key":       {func(ctx context.Context, h *held) error { return fenced(ctx, h, h.key) }, true},
+		"FencedTx, with key": {func(ctx context.Context, h *held) error {
+			return tenure.FencedTx(ctx, h.store, h.key, h.db, nil, func(tx *sql.Tx) error { return write(ctx, tx) })
+		}, true},
+	}
+	proxy, err := rig.NewProxy(addressOf(t, f.primary), nil)
+	require.NoError(t, err)
+	t.Cleanup(proxy.Close)
+	u := kit.Must(url.Parse(f.primary.URL()))
+	u.Host = proxy.Addr()
+	all := map[string]*held{}
+	for name := range writes {
+		h := &held{db: kit.OpenSQL(t, "pgx", u.String())}
+		// Without a subscription nothing makes it renew sooner than in minutes.
+		h.claimant = startClaimantOn(t, kit.OpenPostgres(t, u.String(), tenure.PostgresConfig{Logger: kit.Quiet, PollOnly: true}), time.Hour)
+		all[name] = h
+	}
+	for _, h := range all {
+		kit.Await(t, "its session begins", h.session.Valid)
+	}
+	f.awaitStandby()
+	f.lag()
+	for name, h := range all {
+		keys, err := h.keys.TryClaim(t.Context(), name)
+		require.NoError(t, err)
+		require.Len(t, keys, 1)
+		rows, err := h.worker.Take(t.Context(), 1)
+		require.NoError(t, err)
+		h.key, h.row = keys[0], rows[0]
+	}
+	require.NoError(t, f.primary.Stop("immediate"))
+	require.NoError(t, f.standby.Promote())
+	proxy.Redirect(addressOf(t, f.standby))
+
+	for name, h := range all {
+		var err error
+		kit.Await(t, name+" reaches the new primary", func() bool { // a connection is broken, or was
+			began := time.Now()
+			err = writes[name].write(t.Context(), h)
+			t.Log(name, time.Since(began), err)
+			return err == nil || errors.Is(err, tenure.ErrLost) || errors.Is(err, tenure.ErrMoved)
+		})
+		if writes[name].again {
+			require.ErrorIs(t, err, tenure.ErrMoved, name)
+			err = writes[name].write(t.Context(), h)
+		}
+		require.NoError(t, err, name)
+		require.True(t, h.session.Valid())
+		require.True(t, h.keys.Holds(h.key), name)
+	}
+	var tasks, effects int
+	pool := kit.PostgresPool(t, f.standby.URL())
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM tasks WHERE status = 'done'`).Scan(&tasks))
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM effects`).Scan(&effects))
+	require.Equal(t, 4, tasks)
+	require.Equal(t, 4, effects, "no write was done twice, and none of those that did not stand")
+
+	// One that has ended is lost as ever.
+	h := all["Fenced, key"]
+	kit.ExecPostgres(t, pool, `UPDATE objects_claims SET session = NULL WHERE id = 'Fenced, key'`)
+	require.ErrorIs(t, fenced(t.Context(), h, h.key), tenure.ErrLost)
+	require.ErrorIs(t, h.queue.Finish(t.Context(), all["Finish"].row), tenure.ErrLost)
 }
