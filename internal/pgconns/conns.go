@@ -334,6 +334,20 @@ func (c *Conns) LeaveReadOnly(errs ...error) {
 	}
 }
 
+// Leave replaces all connections that are not the caller's, because they lead to a server that must not be used.
+func (c *Conns) Leave() {
+	if c.owned {
+		c.Pool.Reset()
+	}
+	for _, own := range []*leases{c.leases, c.claims} {
+		own.mu.Lock()
+		if own.current != nil {
+			own.current.Reset()
+		}
+		own.mu.Unlock()
+	}
+}
+
 // NoteAbandoned is NoteResult for a call that one caller gave up with err while others still wait for
 // the answer.
 func (c *Conns) NoteAbandoned(ctx context.Context, pool *pgxpool.Pool, began time.Time, err error) {

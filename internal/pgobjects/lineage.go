@@ -40,11 +40,13 @@ type lineages struct {
 	seen    atomic.Pointer[seenLineage] // nil: look again
 	looking chan struct{}               // of size 1: one call looks, and the others use what it finds
 	told    atomic.Pointer[string]      // the lineage that was last logged; nil: this process has never looked
+	left    string                      // the start of the old primary that was last logged; guarded by looking
 	last    *seenLineage                // guarded by looking
 }
 
 type seenLineage struct {
 	objects.Lineage
+	look  *lineageLook
 	at    time.Time
 	first time.Time // when the mark was first seen
 }
@@ -113,14 +115,18 @@ func (t *Table) Lineage(ctx context.Context) (objects.Lineage, error) {
 			return objects.Lineage{}, t.setups.explain(err)
 		}
 		if t.cfg.Lossless { // one lineage without a mark, whatever server it is on
-			seen := &seenLineage{objects.Lineage{Server: look.server}, look.at, look.at}
+			seen := &seenLineage{objects.Lineage{Server: look.server}, look, look.at, look.at}
 			t.lineages.seen.Store(seen)
 			return seen.is(), nil
+		}
+		if last := t.lineages.last; last != nil && look.isBefore(last.look) {
+			t.leaveOldPrimary(look)
+			return objects.Lineage{}, errOldPrimary
 		}
 		// A mark of this very start is as good, though one of the two saw no timeline: a server that was demoted, or
 		// lost commits, has been started again.
 		if look.marked.Lineage == look.lineage || look.marked.Start == look.server {
-			seen := &seenLineage{look.is(), look.at, look.at}
+			seen := &seenLineage{look.is(), look, look.at, look.at}
 			if last := t.lineages.last; last != nil && last.Mark == seen.Mark {
 				seen.first = last.first
 			}
@@ -143,6 +149,29 @@ type lineageLook struct {
 	version         int64 // of the mark; 0: there is none
 	age             time.Duration
 	at              time.Time // the answer's
+}
+
+// errOldPrimary is the error of calls of leases on a server from which the database has failed over.
+var errOldPrimary = errors.New("an old primary still answers: the database has failed over from this server to another one (stop it, or keep it from being reached)")
+
+// isBefore reports whether the server is an old primary, given what was last seen: it is in an earlier timeline of the same
+// database, and no process has marked it since the later one was marked. A standby of that timeline that is promoted is
+// marked anew.
+func (l *lineageLook) isBefore(last *lineageLook) bool {
+	system, timeline, _ := strings.Cut(l.lineage, "/")
+	lastSystem, lastTimeline, _ := strings.Cut(last.lineage, "/")
+	return system == lastSystem && timeline < lastTimeline && l.marked.Lineage == l.lineage &&
+		l.age > last.age+l.at.Sub(last.at)
+}
+
+// leaveOldPrimary gives the connections to an old primary up.
+func (t *Table) leaveOldPrimary(look *lineageLook) {
+	t.conns.Leave()
+	if t.lineages.left == look.server {
+		return
+	}
+	t.lineages.left = look.server
+	t.cfg.Logger.Error("an old primary still answers", "from", *t.lineages.told.Load(), "to", look.lineage, "seen_first", look.age.Round(time.Millisecond))
 }
 
 func (l *lineageLook) is() objects.Lineage {

@@ -1,16 +1,22 @@
 package databases_test
 
 import (
+	"context"
 	"errors"
+	"log/slog"
+	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/proof/rig"
 )
 
 // A role without the rights to see the timeline, or one of them, has another lineage after each restart.
@@ -103,6 +109,59 @@ func TestAFencedStoreSaysThatItsTermIsLostAlsoAfterARestart(t *testing.T) {
 		return errors.Is(err, tenure.ErrLost)
 	})
 	require.False(t, term.Valid())
+}
+
+// A standby is promoted while the primary lives on. A replica that has been on the new one, and comes to the old one,
+// believes nothing there.
+func TestAnOldPrimaryThatStillAnswersIsLeft(t *testing.T) {
+	t.Parallel()
+	primary := kit.StartPostgres(t)
+	kit.Migrate(t, kit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}))
+	standby, err := primary.Standby()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = standby.Close() })
+	first := kit.NewLease(t, kit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}), tenure.LeaseConfig{TTL: time.Hour, Holder: "first"})
+	kit.MustAcquire(t, first)
+	f := &failover{T: t, primary: primary, standby: standby}
+	f.awaitStandby()
+	require.NoError(t, standby.Promote())
+
+	proxy, err := rig.NewProxy(addressOf(t, standby), nil)
+	require.NoError(t, err)
+	t.Cleanup(proxy.Close)
+	var at atomic.Pointer[string] // where new connections lead
+	leadTo := func(address string) { at.Store(&address) }
+	leadTo(proxy.Addr())
+	config := kit.Must(pgxpool.ParseConfig(primary.URL()))
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, *at.Load())
+	}
+	pool := kit.Must(pgxpool.NewWithConfig(t.Context(), config))
+	t.Cleanup(pool.Close)
+	log := new(kit.SyncBuffer)
+	store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(log, nil)), PollOnly: true}))
+	t.Cleanup(func() { _ = store.Close() })
+	other := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "other"}, TTL: 5 * time.Second})
+	var term *tenure.Term
+	kit.Await(t, "it is settled", func() bool { term, err = other.TryAcquire(t.Context()); return err == nil })
+	require.NoError(t, other.Release(t.Context(), term))
+	now, err := store.Lineage(t.Context())
+	require.NoError(t, err)
+
+	both := kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Second})
+	leadTo(addressOf(t, primary))
+	proxy.Cut()
+	said := func() bool { return strings.Contains(log.String(), "level=ERROR msg=\"an old primary still answers\"") }
+	kit.Await(t, "it has come to the old primary", func() bool { _, err = both.AcquireOrSteal(t.Context()); return said() })
+	require.ErrorContains(t, err, "an old primary still answers")
+	_, err = other.TryAcquire(t.Context())
+	require.ErrorContains(t, err, "an old primary still answers", "a lease that was free there is not taken")
+	leadTo(addressOf(t, standby)) // the connections to the old one live, and are given up
+	kit.Await(t, "it has come back", func() bool {
+		is, err := store.Lineage(t.Context())
+		return err == nil && is.Mark == now.Mark
+	})
+	require.Equal(t, 1, strings.Count(log.String(), "an old primary still answers"))
 }
 
 // On a database that loses nothing, a promotion is like a restart.
