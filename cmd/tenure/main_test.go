@@ -103,6 +103,7 @@ func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 		runOn("-missed", "2", "-renew", "100ms", "--", "true"),
 		runOn("-missed", "9223372036854775807", "-renew", "1h", "--", "true"),
 		runOn("-schema", "s", "--", "true"),
+		runOn("-lossless", "--", "true"),
 		runOn("-table", "objects_tombstones", "--", "true"),
 		runOn("-peers", "a,b", "--", "true"),
 		runOn("-fence", "true", "-replica", "a", "-peers", "a,,b", "--", "true"),

@@ -86,6 +86,7 @@ func (o *options) define(flags *flag.FlagSet) {
 	flags.StringVar(&o.store.flag, "store", "", "`PATH` of a SQLite file, for the processes of one host, or a postgres://, nats:// or\netcd:// URL; put a URL with a password into $"+storeEnv+" instead")
 	flags.StringVar(&o.store.table, "table", "", "`NAME` of the table of objects, on Postgres and SQLite; all replicas must give the same\n(default objects)")
 	flags.StringVar(&o.store.schema, "schema", "", "`NAME` of the table's schema, on Postgres (default the first schema of the\nsearch_path that has the table)")
+	flags.BoolVar(&o.store.lossless, "lossless", false, "no failover of this Postgres loses what it had acknowledged, so a lease that is free is\ntaken at once after one; all replicas must give the same")
 	flags.StringVar(&o.keyName, "key", "", "`NAME` of the lease, or TYPE/NAME, the type and ID of a program's Key; NAME alone is\n"+defaultType+"/NAME")
 	flags.BoolVar(&o.json, "json", false, "print JSON")
 	flags.StringVar(&o.kind, "type", "", "`TYPE` of the leases' keys (default: leases of all types)")

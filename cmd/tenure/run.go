@@ -52,7 +52,7 @@ Before the program starts, these take effect in this order: if another host has 
 -unfence-every and -fence-every run the commands again while the program runs.
 
 Commands are passed to /bin/sh. If the store is down, run keeps trying.`,
-	flags: storeFlags + "key replica unique-replica ttl renew missed acquire check check-timeout confirm " +
+	flags: storeFlags + "lossless key replica unique-replica ttl renew missed acquire check check-timeout confirm " +
 		"fence peers fence-every unfence unfence-every stop-timeout on-loss once start stop start-every stop-every log",
 	takes: true,
 	act:   runProgram,

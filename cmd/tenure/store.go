@@ -84,8 +84,11 @@ func isSQL(name string) bool {
 	return scheme == nil || scheme.another == ""
 }
 
-// storeFlag is -store, -table and -schema.
-type storeFlag struct{ flag, table, schema string }
+// storeFlag is -store, -table, -schema and -lossless.
+type storeFlag struct {
+	flag, table, schema string
+	lossless            bool
+}
 
 // name returns the path or URL of the store.
 func (s *storeFlag) name() (string, error) {
@@ -98,6 +101,8 @@ func (s *storeFlag) name() (string, error) {
 		return "", usageError("-table needs a store on Postgres or SQLite; here, %s", scheme.another)
 	case s.schema != "" && !isPostgres(name):
 		return "", usageError("-schema needs a store on Postgres")
+	case s.lossless && !isPostgres(name):
+		return "", usageError("-lossless needs a store on Postgres")
 	case scheme != nil:
 		return name, nil
 	case looksLikeURL.MatchString(name) && !strings.HasPrefix(name, "sqlite:"):
@@ -233,7 +238,7 @@ func (s *storeFlag) quotedTable(suffix string) string {
 func isPostgres(name string) bool { return storeurl.IsPostgres(name) }
 
 func openPostgres(ctx context.Context, url string, s *storeFlag, log *slog.Logger) (database, error) {
-	return tenure.OpenPostgres(ctx, url, tenure.PostgresConfig{Schema: s.schema, Table: s.table, Logger: log})
+	return tenure.OpenPostgres(ctx, url, tenure.PostgresConfig{Schema: s.schema, Table: s.table, Lossless: s.lossless, Logger: log})
 }
 
 func openNATS(ctx context.Context, url string, _ *storeFlag, log *slog.Logger) (database, error) {
