@@ -1,6 +1,7 @@
 package kit
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -8,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // OnDisk is the setting of a server whose commits take the time that a disk takes. All others are in
@@ -30,16 +33,61 @@ func NewPostgres(settings ...string) (*PostgresServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newServer(bin, settings, "initdb", "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8", "--locale=C")
+	return newServer(bin, settings, func(s *PostgresServer) error {
+		return s.do(filepath.Join(bin, "initdb"), "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8", "--locale=C", "-D", s.data())
+	})
 }
 
-// Standby creates and starts a hot standby of the server.
+// Standby creates and starts a hot standby of the server, which runs. It does what pg_basebackup does, because
+// some distributions of the server lack that.
 func (s *PostgresServer) Standby() (*PostgresServer, error) {
-	return newServer(s.bin, s.settings, "pg_basebackup", "-d", s.URL(), "--write-recovery-conf", "--checkpoint=fast", "--no-sync")
+	return newServer(s.bin, s.settings, func(standby *PostgresServer) error {
+		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+		defer cancel()
+		conn, err := pgx.Connect(ctx, s.URL())
+		if err != nil {
+			return err
+		}
+		defer conn.Close(ctx) // which ends the backup
+		begin, end := "pg_backup_start('kit', true)", "pg_backup_stop(false)"
+		if conn.PgConn().ParameterStatus("server_version") < "15" {
+			begin, end = "pg_start_backup('kit', true, false)", "pg_stop_backup(false, false)"
+		}
+		if _, err := conn.Exec(ctx, "SELECT "+begin); err != nil {
+			return err
+		}
+		// Files come and go meanwhile, which matters neither to cp nor to the server.
+		const copyAll = `! LC_ALL=C cp -R "$1" "$2" 2>&1 | grep -v "No such file or directory"`
+		if err := standby.do("sh", "-c", copyAll, "sh", s.data(), standby.data()); err != nil {
+			return err
+		}
+		var label string
+		if err := conn.QueryRow(ctx, "SELECT labelfile FROM "+end).Scan(&label); err != nil {
+			return err
+		}
+		if err := standby.do("sh", "-c", `rm -f "$1/postmaster.pid" && printf %s "$2" >"$1/backup_label"`, "sh", standby.data(), label); err != nil {
+			return err
+		}
+		return standby.Follow(s)
+	})
 }
 
-// newServer lets a program create the data of a server, which it then starts.
-func newServer(bin string, settings []string, program string, args ...string) (*PostgresServer, error) {
+// Follow makes a server that is stopped a standby of another when it is started.
+func (s *PostgresServer) Follow(primary *PostgresServer) error {
+	const conf = `: >"$1/standby.signal" && printf "primary_conninfo = '%s'\n" "$2" >>"$1/postgresql.auto.conf"`
+	return s.do("sh", "-c", conf, "sh", s.data(), primary.URL())
+}
+
+// do runs a program to its end, as the user of the server.
+func (s *PostgresServer) do(program string, args ...string) error {
+	if out, err := s.command(program, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", program, err, out)
+	}
+	return nil
+}
+
+// newServer lets a func create the data of a server, which it then starts.
+func newServer(bin string, settings []string, create func(*PostgresServer) error) (*PostgresServer, error) {
 	port, err := FreePort()
 	if err != nil {
 		return nil, err
@@ -53,9 +101,8 @@ func newServer(bin string, settings []string, program string, args ...string) (*
 		return nil, err
 	}
 	s := &PostgresServer{process: p, bin: bin, port: port, settings: settings}
-	out, err := s.command(filepath.Join(bin, program), append(args, "-D", s.data())...).CombinedOutput()
-	if err != nil {
-		err = fmt.Errorf("kit: %s: %w\n%s", program, err, out)
+	if err = create(s); err != nil {
+		err = fmt.Errorf("kit: create a server: %w", err)
 	} else {
 		err = s.Start()
 	}
