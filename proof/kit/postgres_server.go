@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -72,6 +73,15 @@ func (s *PostgresServer) Standby() (*PostgresServer, error) {
 	})
 }
 
+// Rewind makes the data of a server that is stopped what they were when its history and that of another parted,
+// and what the other has made of them since. It needs pg_rewind, and this server the setting wal_log_hints=on.
+func (s *PostgresServer) Rewind(to *PostgresServer) error {
+	if err := to.exec("CHECKPOINT"); err != nil { // before, the other's timeline shows as the one of before its promotion
+		return err
+	}
+	return s.do(filepath.Join(s.bin, "pg_rewind"), "--no-sync", "-D", s.data(), "--source-server="+to.URL())
+}
+
 // Follow makes a server that is stopped a standby of another when it is started.
 func (s *PostgresServer) Follow(primary *PostgresServer) error {
 	const conf = `: >"$1/standby.signal" && printf "primary_conninfo = '%s'\n" "$2" >>"$1/postgresql.auto.conf"`
@@ -130,10 +140,21 @@ func (s *PostgresServer) Start() error {
 	return s.start(s.URL(), "QUIT", filepath.Join(s.bin, "postgres"), args...)
 }
 
+// PID returns the ID of the server's first process, whose children the others are.
+func (s *PostgresServer) PID() (int, error) {
+	file, err := os.ReadFile(filepath.Join(s.data(), "postmaster.pid"))
+	if err != nil {
+		return 0, err
+	}
+	first, _, _ := strings.Cut(string(file), "\n")
+	return strconv.Atoi(first)
+}
+
 // Stop ends the server and returns when all of its processes are gone. "fast" rolls back
-// open transactions and shuts down; "immediate" simulates a crash.
+// open transactions and shuts down; "immediate" simulates a crash; "kill" kills the first process, for want of which
+// the others end.
 func (s *PostgresServer) Stop(mode string) error {
-	signal, ok := map[string]string{"fast": "INT", "immediate": "QUIT"}[mode]
+	signal, ok := map[string]string{"fast": "INT", "immediate": "QUIT", "kill": "KILL"}[mode]
 	if !ok {
 		return fmt.Errorf("kit: stop: unknown mode %q", mode)
 	}
