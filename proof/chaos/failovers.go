@@ -20,7 +20,7 @@ import (
 )
 
 // failoverTTL is so long that a job can go on over a failover, for which there is a third of it.
-const failoverTTL = 4 * time.Second
+const failoverTTL = 6 * time.Second
 
 // failovers is a primary, which is lost again and again, and its standbys. Replicas reach it directly, through PgBouncer, or
 // on whatever server answers first, by connections that may be older than its promotion.
@@ -40,6 +40,10 @@ func newFailovers(ctx context.Context) (_ *failovers, err error) {
 		return nil, err
 	}
 	db := &failovers{postgres: first, servers: []*kit.PostgresServer{first.server}}
+	// pg_rewind lets a server that has crashed recover, without what its command line says.
+	if err := db.exec(ctx, `ALTER SYSTEM SET wal_log_hints = on`); err != nil {
+		return nil, errors.Join(err, db.close())
+	}
 	for range 2 {
 		standby, err := first.server.Standby()
 		if err != nil {
@@ -225,8 +229,10 @@ func (db *failovers) promote(ctx context.Context, p *phase, to *kit.PostgresServ
 		case s == former && stays:
 			continue
 		}
-		if err := errors.Join(s.Rewind(to), s.Follow(to), s.Start()); err != nil {
-			return 0, err
+		for _, do := range []func() error{func() error { return s.Rewind(to) }, func() error { return s.Follow(to) }, s.Start} {
+			if err := do(); err != nil {
+				return 0, err
+			}
 		}
 	}
 	if db.down = nil; stays {

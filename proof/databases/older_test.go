@@ -73,7 +73,7 @@ func TestAnOlderLibraryGoesOnBesideThisOne(t *testing.T) {
 			t.Cleanup(func() { _ = run.Process.Signal(os.Interrupt); _ = run.Wait() })
 			at, toNew := reach()
 			store := kit.OpenPostgres(t, at, tenure.PostgresConfig{Logger: logger})
-			lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "new", TTL: failoverTTL, Logger: logger})
+			lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "new", TTL: *failoverTTL, Logger: logger})
 			coordinator := kit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: (&kit.Jobs{}).Run, Logger: logger}))
 			kit.RunCoordinator(t, t.Context(), coordinator)
 
@@ -82,7 +82,7 @@ func TestAnOlderLibraryGoesOnBesideThisOne(t *testing.T) {
 					return "new"
 				}
 				is, err := lease.Read(t.Context())
-				if err != nil || is.Age > failoverTTL {
+				if err != nil || is.Age > *failoverTTL {
 					return ""
 				}
 				return is.Holder

@@ -80,7 +80,8 @@ func OnEachPostgres(t *testing.T, run string) {
 		t.Run(version, func(t *testing.T) {
 			program, err := os.Executable()
 			require.NoError(t, err)
-			again := exec.CommandContext(t.Context(), program, "-test.run="+run, "-test.v", "-test.timeout=30m")
+			args := slices.DeleteFunc(slices.Clone(os.Args[1:]), func(arg string) bool { return strings.HasPrefix(arg, "-test.") })
+			again := exec.CommandContext(t.Context(), program, append(args, "-test.run="+run, "-test.v", "-test.timeout=30m")...)
 			again.Env = append(os.Environ(), "TENURE_TEST_POSTGRES="+dir, "TENURE_REQUIRE_POSTGRES=1")
 			out, err := again.CombinedOutput()
 			ran := strings.Count(string(out), "\n--- PASS: ")

@@ -74,7 +74,8 @@ func (s *PostgresServer) Standby() (*PostgresServer, error) {
 }
 
 // Rewind makes the data of a server that is stopped what they were when its history and that of another parted,
-// and what the other has made of them since. It needs pg_rewind, and this server the setting wal_log_hints=on.
+// and what the other has made of them since. It needs pg_rewind, and this server wal_log_hints on, also in its
+// configuration file.
 func (s *PostgresServer) Rewind(to *PostgresServer) error {
 	if err := to.exec("CHECKPOINT"); err != nil { // before, the other's timeline shows as the one of before its promotion
 		return err
