@@ -48,9 +48,11 @@ func TestAnOlderLibraryGoesOnBesideThisOne(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the older library")
 	}
+	t.Parallel()
 	older := olderCommand(t)
 	for _, lost := range []string{"old", "new"} { // whose term a failover loses
 		t.Run(lost, func(t *testing.T) {
+			t.Parallel()
 			f := &failover{T: t, primary: kit.StartPostgres(t)}
 			out, err := exec.Command(older, "migrate", "-store", f.primary.URL()).CombinedOutput()
 			require.NoError(t, err, "%s", out)
