@@ -13,8 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/proof/rig"
 )
@@ -155,11 +153,13 @@ func (db *failovers) failOver(end func(*failovers) (gone func() error, err error
 	return func(ctx context.Context, p *phase) (string, ending, error) {
 		standbys := db.standbys(p)
 		lost := span{from: monotonic()}
-		if err := db.await(ctx, standbys); err != nil {
-			return "", nil, err
+		for _, s := range standbys {
+			if err := s.CatchUp(ctx, db.server); err != nil {
+				return "", nil, err
+			}
 		}
 		for _, s := range standbys {
-			if err := cutOff(ctx, s); err != nil {
+			if err := s.CutOff(ctx); err != nil {
 				return "", nil, err
 			}
 		}
@@ -279,54 +279,4 @@ func childrenOf(pid int) (children []int, err error) {
 		children = append(children, child)
 	}
 	return children, err
-}
-
-// await waits until standbys have what the primary has.
-func (db *failovers) await(ctx context.Context, standbys []*kit.PostgresServer) error {
-	var is string
-	if err := queryRow(ctx, db.server, &is, `SELECT pg_current_wal_insert_lsn()::text`); err != nil {
-		return err
-	}
-	for _, s := range standbys {
-		if err := poll(ctx, s, `SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn`, is); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// cutOff makes a standby receive nothing any more.
-func cutOff(ctx context.Context, s *kit.PostgresServer) error {
-	conn, err := pgx.Connect(ctx, s.URL())
-	if err != nil {
-		return err
-	}
-	defer conn.Close(ctx)
-	for _, sql := range []string{`ALTER SYSTEM SET primary_conninfo = ''`, `SELECT pg_reload_conf()`} {
-		if _, err := conn.Exec(ctx, sql); err != nil {
-			return err
-		}
-	}
-	return poll(ctx, s, `SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'walreceiver')`)
-}
-
-// poll repeats a query until it returns true.
-func poll(ctx context.Context, s *kit.PostgresServer, sql string, args ...any) error {
-	for range 600 {
-		var ok bool
-		if err := queryRow(ctx, s, &ok, sql, args...); err != nil || ok {
-			return err
-		}
-		pause(ctx, 50*time.Millisecond)
-	}
-	return fmt.Errorf("after 30 s there is still no answer to %s", sql)
-}
-
-func queryRow(ctx context.Context, s *kit.PostgresServer, to any, sql string, args ...any) error {
-	conn, err := pgx.Connect(ctx, s.URL())
-	if err != nil {
-		return err
-	}
-	defer conn.Close(ctx)
-	return conn.QueryRow(ctx, sql, args...).Scan(to)
 }

@@ -78,26 +78,10 @@ func (f *failover) begin() {
 func (f *failover) holder() *kit.Replica { return kit.Holder(f.a.Replica, f.b.Replica) }
 
 // awaitStandby waits until the standby has what the primary has.
-func (f *failover) awaitStandby() {
-	var is string
-	require.NoError(f, kit.PostgresPool(f, f.primary.URL()).QueryRow(f.Context(), `SELECT pg_current_wal_insert_lsn()`).Scan(&is))
-	pool := kit.PostgresPool(f, f.standby.URL())
-	kit.Await(f, "the standby has it", func() bool {
-		var has bool
-		return pool.QueryRow(f.Context(), `SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn`, is).Scan(&has) == nil && has
-	})
-}
+func (f *failover) awaitStandby() { require.NoError(f, f.standby.CatchUp(f.Context(), f.primary)) }
 
 // lag cuts the standby off: what the primary gets from now on will be lost.
-func (f *failover) lag() {
-	pool := kit.PostgresPool(f, f.standby.URL())
-	kit.ExecPostgres(f, pool, `ALTER SYSTEM SET primary_conninfo = ''`)
-	kit.ExecPostgres(f, pool, `SELECT pg_reload_conf()`)
-	kit.Await(f, "the standby receives nothing", func() bool {
-		var receives int
-		return pool.QueryRow(f.Context(), `SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walreceiver'`).Scan(&receives) == nil && receives == 0
-	})
-}
+func (f *failover) lag() { require.NoError(f, f.standby.CutOff(f.Context())) }
 
 // failOver loses the primary and promotes the standby. Late is how much later than the other the holder
 // reaches it.

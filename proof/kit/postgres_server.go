@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -71,6 +72,46 @@ func (s *PostgresServer) Standby() (*PostgresServer, error) {
 		}
 		return standby.Follow(s)
 	})
+}
+
+// CatchUp waits until a standby has replayed all that its primary has.
+func (s *PostgresServer) CatchUp(ctx context.Context, primary *PostgresServer) error {
+	conn, err := pgx.Connect(ctx, primary.URL())
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	var is string
+	if err := conn.QueryRow(ctx, `SELECT pg_current_wal_insert_lsn()::text`).Scan(&is); err != nil {
+		return err
+	}
+	return s.await(ctx, `SELECT coalesce(pg_last_wal_replay_lsn() >= $1::text::pg_lsn, false)`, is)
+}
+
+// CutOff makes a standby receive nothing any more: if it is promoted, what its primary gets from now on is lost.
+func (s *PostgresServer) CutOff(ctx context.Context) error {
+	if err := errors.Join(s.exec(`ALTER SYSTEM SET primary_conninfo = ''`), s.exec(`SELECT pg_reload_conf()`)); err != nil {
+		return err
+	}
+	return s.await(ctx, `SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'walreceiver')`)
+}
+
+// await repeats a query until it returns true.
+func (s *PostgresServer) await(ctx context.Context, sql string, args ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, Patience)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, s.URL())
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	for {
+		var ok bool
+		if err := conn.QueryRow(ctx, sql, args...).Scan(&ok); err != nil || ok {
+			return err
+		}
+		Sleep(ctx, 20*time.Millisecond)
+	}
 }
 
 // Rewind makes the data of a server that is stopped what they were when its history and that of another parted,
