@@ -73,8 +73,8 @@ func runReplica(encoded string) error {
 	}
 	signal.Ignore(os.Interrupt, unix.SIGXFSZ) // from the terminal; and from a full disk, which makes the write fail too
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})))
-	// Until the process has ended, because a fault and the end of the phase may both ask it to shut down.
-	ctx, _ := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
 	events := &eventWriter{replica: cfg.Name, to: os.Stdout}
 	orders := make(chan struct{})
 	go take(orders)                  // ends with the process, because a read can't be interrupted
