@@ -38,9 +38,11 @@ func newFailovers(ctx context.Context) (_ *failovers, err error) {
 		return nil, err
 	}
 	db := &failovers{postgres: first, servers: []*kit.PostgresServer{first.server}}
-	// pg_rewind lets a server that has crashed recover, without what its command line says.
-	if err := db.exec(ctx, `ALTER SYSTEM SET wal_log_hints = on`); err != nil {
-		return nil, errors.Join(err, db.close())
+	// pg_rewind lets a server that has crashed recover, without what its command line says, and then needs all of its WAL.
+	for _, setting := range []string{"wal_log_hints = on", "wal_keep_size = '512MB'"} {
+		if err := db.exec(ctx, `ALTER SYSTEM SET `+setting); err != nil {
+			return nil, errors.Join(err, db.close())
+		}
 	}
 	for range 2 {
 		standby, err := first.server.Standby()
