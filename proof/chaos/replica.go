@@ -76,6 +76,7 @@ func runReplica(encoded string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	events := &eventWriter{replica: cfg.Name, to: os.Stdout}
+	events.write(event{Kind: ready})
 	orders := make(chan struct{})
 	go take(orders)                  // ends with the process, because a read can't be interrupted
 	before := goleak.IgnoreCurrent() // the one above, and those for signals
