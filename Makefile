@@ -70,6 +70,10 @@ DURATION := 10m
 chaos: ## faults done to real processes and servers, for DURATION, and what became of the promises
 	cd proof/chaos && go run . -duration $(DURATION)
 
+.PHONY: versions
+versions: ## the contract, set-up and failovers on each version of Postgres that is installed or in TENURE_TEST_POSTGRES, and beside an older library
+	go test ./proof/databases -run 'TestEveryVersion|TestAnOlderLibrary' -v -timeout 2h
+
 .PHONY: sim
 sim: ## a million virtual lease-hours of replicas under faults, 1e5 session-hours, 1e4 events of shards, and a year of a schedule, for a quarter of an hour
 	go test ./schedule -run TestEachSlotOfAYear -v -timeout 60m -schedule.days 365

@@ -430,3 +430,8 @@ func TestPruningAndDeletesDoNotDeadlock(t *testing.T) {
 		wg.Wait()
 	}
 }
+
+// What set-up asks of the catalogs, and what a refused role is told, on other versions.
+func TestEveryVersionOfPostgresIsInspected(t *testing.T) {
+	kit.OnEachPostgres(t, `^Test(Tombstones|ALeaseIsReleasedAndAcquired|WhatWasFound|AStandbyFollows|ATable|ARole|TheErrorOfADenied)`)
+}

@@ -39,7 +39,8 @@ func (k *kind) lostAnswer(l *ledger, ids ...string) {
 	k.lost(l, ids...)
 }
 
-// lostTake is lostAnswer for a statement that took any rows for some callers, and for no others.
+// lostTake is lostAnswer for a take, which has no IDs: it took rows of one queue, by one filter. The next take of the same
+// kind may adopt them (adoptable).
 func (k *kind) lostTake(l *ledger, of *source) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
@@ -293,8 +294,9 @@ func (k *kind) denied(ctx context.Context, l *ledger, claims map[string]int64) (
 
 // adoptable returns up to n rows that a statement took whose answer was lost. The caller has the turn, so
 // no other such statement is under way. If a row's token is not greater than all tokens before it, that
-// token may have been given to a caller. The row is then freed, so that the next claim gets a new token.
-// The same holds if the row may have been taken for other callers than of.
+// token may have been given to a caller, so the row is not adopted. Neither is a row that may have been taken
+// for other callers than of, nor any once such a statement must have landed. The next look at all rows frees
+// what nobody adopted (freeUnknown).
 func (k *kind) adoptable(ctx context.Context, l *ledger, of *source, n int) (rows []objects.Claim, err error) {
 	k.s.mu.Lock()
 	now := time.Now()

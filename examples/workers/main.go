@@ -34,7 +34,7 @@ import (
 	"github.com/tenurelib/tenure/claims/queuehttp"
 )
 
-const ttl = 3 * time.Second // short, to see a failover soon; the default is 30 s
+const ttl = 6 * time.Second // short, to see a failover soon; the default is 30 s
 
 var tasks = claims.QueueConfig{
 	Table: "tasks", Attempts: "attempts", NotBefore: "not_before",

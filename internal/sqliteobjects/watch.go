@@ -32,7 +32,7 @@ type watches struct {
 
 	started atomic.Int64   // how many watches have been started
 	done    sync.WaitGroup // the goroutines that poll
-	polling sync.Mutex     // held while a goroutine polls; the next one waits until the last has ended
+	polling chan struct{}  // of size 1: has an element while a goroutine polls; the next one waits until the last has ended
 
 	mu     sync.Mutex // guards the fields below
 	count  int        // number of watches
@@ -41,7 +41,7 @@ type watches struct {
 }
 
 func newWatches(db *sql.DB, content string, logger *slog.Logger) *watches {
-	return &watches{hub: wake.NewHub[objects.ID](false), db: db, content: content, logger: logger}
+	return &watches{hub: wake.NewHub[objects.ID](false), db: db, content: content, logger: logger, polling: make(chan struct{}, 1)}
 }
 
 // Watch is a subscription to one object.
@@ -89,8 +89,12 @@ func (w *watches) close() {
 
 // poll looks for changes by other connections until ctx is done.
 func (w *watches) poll(ctx context.Context) {
-	w.polling.Lock()
-	defer w.polling.Unlock()
+	select { // not a mutex: the next one may come first, and poll for as long as it likes
+	case w.polling <- struct{}{}:
+		defer func() { <-w.polling }()
+	case <-ctx.Done():
+		return
+	}
 	for {
 		err := w.pollFile(ctx)
 		w.hub.SetLive(false)

@@ -43,23 +43,25 @@ func run(ctx context.Context, out io.Writer, o options) (err error) {
 	}()
 	phases := []struct {
 		name   string
+		ttl    time.Duration
 		expiry tenure.ExpiryPolicy
 		share  int // of the duration
 		task   task
 		keys   int
 		open   func(context.Context) (database, error)
 	}{
-		{"postgres", tenure.StoreClock, 13, useObjects, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"postgres, observed", tenure.Observed, 8, useObjects, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"postgres, steady clock", tenure.StoreClock, 8, useObjects, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }},
-		{"sqlite", tenure.StoreClock, 8, useObjects, 0, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
-		{"postgres, claims", tenure.StoreClock, 13, claimKeys, 100_000, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"sqlite, claims", tenure.StoreClock, 8, claimKeys, 3000, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
-		{"postgres, shards", tenure.StoreClock, 8, shareShards, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"postgres, rows", tenure.StoreClock, 8, workOnRows, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"sqlite, rows", tenure.StoreClock, 8, workOnRows, 0, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
-		{"nats", tenure.Observed, 10, useObjects, 0, func(ctx context.Context) (database, error) { return newNATS(ctx, filepath.Join(dir, "nats.log")) }},
-		{"etcd", tenure.Observed, 8, useObjects, 0, func(ctx context.Context) (database, error) { return newEtcd(ctx, filepath.Join(dir, "etcd")) }},
+		{"postgres", ttl, tenure.StoreClock, 12, useObjects, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres, observed", ttl, tenure.Observed, 7, useObjects, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres, steady clock", ttl, tenure.StoreClock, 7, useObjects, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }},
+		{"sqlite", ttl, tenure.StoreClock, 7, useObjects, 0, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
+		{"postgres, claims", ttl, tenure.StoreClock, 12, claimKeys, 100_000, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"sqlite, claims", ttl, tenure.StoreClock, 7, claimKeys, 3000, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
+		{"postgres, shards", ttl, tenure.StoreClock, 7, shareShards, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres, rows", ttl, tenure.StoreClock, 7, workOnRows, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"sqlite, rows", ttl, tenure.StoreClock, 7, workOnRows, 0, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
+		{"nats", ttl, tenure.Observed, 9, useObjects, 0, func(ctx context.Context) (database, error) { return newNATS(ctx, filepath.Join(dir, "nats.log")) }},
+		{"etcd", ttl, tenure.Observed, 8, useObjects, 0, func(ctx context.Context) (database, error) { return newEtcd(ctx, filepath.Join(dir, "etcd")) }},
+		{"failovers", failoverTTL, tenure.StoreClock, 10, createOnly, 0, func(ctx context.Context) (database, error) { return newFailovers(ctx) }},
 	}
 	var results []*result
 	var broken []error
@@ -67,7 +69,7 @@ func run(ctx context.Context, out io.Writer, o options) (err error) {
 		p := &phase{
 			name:     kind.name,
 			dir:      filepath.Join(dir, fmt.Sprint(i)),
-			ttl:      ttl,
+			ttl:      kind.ttl,
 			task:     kind.task,
 			keys:     kind.keys,
 			expiry:   kind.expiry,

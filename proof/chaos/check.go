@@ -33,6 +33,7 @@ type result struct {
 	longest    map[string]time.Duration // longest overlap, by excuse
 	handovers  []time.Duration          // from the end of a job to the start of the next, after a release
 	failovers  []time.Duration          // from the kill of the holder to the start of the next job
+	wentOn     int                      // jobs that ran before a failover and after it
 	recoveries []time.Duration          // from the end of a fault until a job runs
 	violations []string
 }
@@ -47,8 +48,8 @@ func check(p *phase, a *audit) *result {
 	for _, f := range p.record.faults {
 		r.faults[f.kind]++
 	}
-	r.checkLedger(a.ledger)
-	r.checkLedger(a.replaced)
+	r.checkLedger(a.ledger, p.tokens(a))
+	r.checkLedger(a.replaced, nil)
 	r.checkRenewed(p, a)
 	r.checkSetUp(p, a)
 	r.checkCrowd(p, a)
@@ -62,6 +63,7 @@ func check(p *phase, a *audit) *result {
 	jobs := p.record.jobs()
 	r.terms = len(jobs)
 	r.checkOverlaps(p, jobs)
+	r.checkTokens(p, a, jobs)
 	r.checkRecoveries(p, jobs)
 	r.checkKept(p, jobs)
 	r.checkEnds(p, a)
@@ -70,8 +72,9 @@ func check(p *phase, a *audit) *result {
 }
 
 // checkLedger goes through all commits in order: tokens must rise from term to term, and
-// fenced writes must be committed within their own terms.
-func (r *result) checkLedger(ledger []entry) {
+// fenced writes must be committed within their own terms. A term whose record was written again has a lower token, as tokens
+// says, than the version that it has there.
+func (r *result) checkLedger(ledger []entry, tokens map[string]int64) {
 	leases := map[string]string{} // lease by term
 	for _, e := range ledger {
 		if e.kind == ledgerBegin {
@@ -90,21 +93,25 @@ func (r *result) checkLedger(ledger []entry) {
 		each[lease] = append(each[lease], e)
 	}
 	for _, entries := range each {
-		r.checkLease(entries)
+		r.checkLease(entries, tokens)
 	}
 }
 
-func (r *result) checkLease(ledger []entry) {
+func (r *result) checkLease(ledger []entry, tokens map[string]int64) {
 	var current, revived entry
 	var greatest int64
 	for i, e := range ledger {
 		wrong := ""
 		switch e.kind {
 		case ledgerBegin:
-			if e.token <= greatest {
-				wrong = fmt.Sprintf("a term begins with token %d after one with %d", e.token, greatest)
+			version := e.token
+			if own, ok := tokens[e.term]; ok && own < version {
+				e.token = own
 			}
-			greatest, current, revived = max(greatest, e.token), e, entry{}
+			if e.token <= greatest {
+				wrong = fmt.Sprintf("a term begins, or is written again, with token %d after one with %d", e.token, greatest)
+			}
+			greatest, current, revived = max(greatest, version), e, entry{}
 		case ledgerEnd:
 			if e.term != current.term && e.term != revived.term {
 				wrong = "a record is deleted that is not the current one"
@@ -156,7 +163,7 @@ func (r *result) checkAcknowledged(p *phase, a *audit) {
 		}
 	}
 	for _, e := range p.record.sorted() {
-		if e.Kind == acknowledge && written[e.Note] != 1 && a.promised(e.At) {
+		if e.Kind == acknowledge && written[e.Note] != 1 && a.promised(e.At) && !(written[e.Note] == 0 && p.mayBeLost(a, e)) {
 			r.violate("%s was told at %v that %q was written; it occurs %d times", e.Replica, e.At, e.Note, written[e.Note])
 		}
 	}
@@ -169,7 +176,7 @@ func (r *result) checkRenewed(p *phase, a *audit) {
 	since := time.Duration(time.Now().UnixNano()) - monotonic()
 	committed := map[string][]time.Duration{} // times of renewals, by term
 	for _, e := range a.ledger {
-		if e.kind != ledgerRenewed {
+		if e.kind != ledgerRenewed && (e.kind != ledgerBegin || len(a.lost) == 0) {
 			continue
 		}
 		ms, err := strconv.ParseInt(e.note, 10, 64)
@@ -179,7 +186,7 @@ func (r *result) checkRenewed(p *phase, a *audit) {
 		committed[e.term] = append(committed[e.term], time.Duration(ms)*time.Millisecond-since)
 	}
 	for _, e := range p.record.sorted() {
-		if e.Kind != renewed || !a.promised(e.At) {
+		if e.Kind != renewed || !a.promised(e.At) || p.mayBeLost(a, e) {
 			continue
 		}
 		r.renewals++

@@ -74,7 +74,7 @@ func (r *result) checkClaimLedger(ledger []entry) {
 		}
 	}
 	for _, entries := range each {
-		r.checkLease(entries)
+		r.checkLease(entries, nil)
 	}
 }
 

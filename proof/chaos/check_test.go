@@ -27,7 +27,7 @@ func TestAFencedWriteOutsideItsTermIsFound(t *testing.T) {
 		"unfenced":                               {[]entry{term(ledgerBegin, "a", 1), term(ledgerBegin, "b", 2), term(ledgerUnfenced, "a", 1)}, 0},
 	} {
 		r := &result{}
-		r.checkLedger(test.ledger)
+		r.checkLedger(test.ledger, nil)
 		if len(r.violations) != test.want {
 			t.Errorf("%s: got %q, want %d", name, r.violations, test.want)
 		}

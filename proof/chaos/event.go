@@ -11,6 +11,7 @@ import (
 
 // Kinds of events.
 const (
+	ready       = "ready" // for SIGTERM
 	jobStarted  = "job started"
 	jobStopped  = "job stopped"
 	jobStuck    = "job stuck" // it was told to return at From

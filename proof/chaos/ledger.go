@@ -3,7 +3,7 @@ package main
 // Kinds of rows in the ledger. Triggers on the lease's object add a row when a term
 // begins, when it is renewed and when its record is deleted, in the same transaction.
 const (
-	ledgerBegin    = "begin"
+	ledgerBegin    = "begin" // or its record was written again, after a failover had lost that; on Postgres the note is as below
 	ledgerEnd      = "end"
 	ledgerFenced   = "fenced"
 	ledgerUnfenced = "unfenced"
@@ -45,6 +45,7 @@ type audit struct {
 	registers   map[string]op     // the result of a last get of each
 	connections []string          // connections that are still open after all replicas have ended
 	groups      bool              // writes of leases are grouped
+	lost        []span            // what was acknowledged in these periods may be gone
 	fit         bool              // the database is set up, and the library must not report otherwise
 	revived     map[string]string // the terms of the records that a restored snapshot brought back, by lease
 	until       int64             // nothing is promised from then on, because the file was replaced; 0 if it was not

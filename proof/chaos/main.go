@@ -39,13 +39,21 @@
 // must be as many as the times that it was taken. Whatever is claimed at a fault's end must have
 // been finished or freed within TTL + 1 s, and all rows must be finished within a minute of the last.
 //
-// The last two phases are on a NATS server, with sync_interval: always, and on an etcd server. Each is
+// Two more phases are on a NATS server, with sync_interval: always, and on an etcd server. Each is
 // killed, shut down and paused. The disk of the NATS server, or its stream, is filled. At the end
 // of its phase the etcd server is restored from a snapshot after the lease has changed hands: no
 // token may go back, and no fenced write of a term from before may succeed. The ledger of these
 // two is what the servers keep of all writes, in the order of the commits. The stream differs from the one
 // that Migrate creates in that it keeps all messages of a subject. Leases there expire as if
 // Observed was set.
+//
+// In the last phase a primary of Postgres and two standbys fail over, again and again. The standbys are cut off, the primary
+// crashes or hangs, and a standby is promoted that lacks what was acknowledged meanwhile; the
+// others are rewound and follow it. Some replicas reach the primary through PgBouncer, if there is one,
+// some on connections that were opened before its promotion, and one comes later than the others. What was acknowledged
+// between the cut and the end of a primary may be gone. All else must hold: no jobs
+// overlap, tokens rise also above those that were lost, a term whose record was lost may be written again
+// only if no later one has begun, and fenced writes stand within their terms in what survives.
 //
 // On SQLite many calls get about as much time as a write takes, so that their contexts
 // end at every possible moment of a write that a full disk makes fail.

@@ -49,7 +49,8 @@ BEGIN
 	IF TG_OP = 'DELETE' THEN
 		INSERT INTO public.ledger VALUES ('end', OLD.id, convert_from(OLD.payload, 'UTF8')::json->>'term', OLD.resource_version, '');
 	ELSIF TG_OP = 'INSERT' OR NEW.payload <> OLD.payload THEN
-		INSERT INTO public.ledger VALUES ('begin', NEW.id, convert_from(NEW.payload, 'UTF8')::json->>'term', NEW.resource_version, '');
+		INSERT INTO public.ledger VALUES ('begin', NEW.id, convert_from(NEW.payload, 'UTF8')::json->>'term', NEW.resource_version,
+			floor(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000)::bigint);
 	ELSIF OLD.created_at_ms = 0 THEN -- inserted by the same transaction, and numbered now
 		UPDATE public.ledger SET token = NEW.resource_version WHERE kind = 'begin' AND term = convert_from(NEW.payload, 'UTF8')::json->>'term';
 	ELSE
@@ -142,14 +143,15 @@ UPDATE objects SET resource_version = greatest(resource_version + 1, floor(extra
 WHERE object_type = 'reconciler_lease' AND id = 'singleton'
 RETURNING convert_from(payload, 'UTF8')::json->>'term'`
 
-func newPostgres(ctx context.Context, theme theme) (*postgres, error) {
-	server, err := kit.NewPostgres("track_commit_timestamp=on", "max_connections=80", "log_checkpoints=off",
+func newPostgres(ctx context.Context, theme theme, settings ...string) (*postgres, error) {
+	server, err := kit.NewPostgres(append(settings, "track_commit_timestamp=on", "max_connections=80", "log_checkpoints=off",
 		// A client that hangs while it connects would otherwise keep the server from stopping.
-		"authentication_timeout=2s")
+		"authentication_timeout=2s")...)
 	if err != nil {
 		return nil, err
 	}
-	db := &postgres{server: server, theme: theme}
+	db := &postgres{theme: theme}
+	db.moveTo(server)
 	if err := db.prepare(ctx); err != nil {
 		return nil, errors.Join(err, server.Close())
 	}
@@ -157,9 +159,6 @@ func newPostgres(ctx context.Context, theme theme) (*postgres, error) {
 }
 
 func (db *postgres) prepare(ctx context.Context) (err error) {
-	if db.admin, err = url.Parse(db.server.URL()); err != nil {
-		return err
-	}
 	store, err := db.open(ctx, db.admin)
 	if err != nil {
 		return err
@@ -175,10 +174,16 @@ func (db *postgres) prepare(ctx context.Context) (err error) {
 	if err := db.exec(ctx, postgresSchema+fmt.Sprintf(postgresWork, ddl)); err != nil {
 		return err
 	}
+	return db.tryClock(ctx)
+}
+
+// moveTo makes a server the one that is the database.
+func (db *postgres) moveTo(server *kit.PostgresServer) {
+	db.server = server
+	db.admin = kit.Must(url.Parse(server.URL()))
 	app := *db.admin
 	app.User = url.User("app")
 	db.app = &app
-	return db.tryClock(ctx)
 }
 
 func (db *postgres) open(ctx context.Context, u *url.URL) (*tenure.PostgresStore, error) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,7 +26,8 @@ type process struct {
 
 	// State of the running process.
 	stdin io.WriteCloser
-	read  chan error // the result of reading its events
+	said  chan struct{} // closed when it has written an event, or ended
+	read  chan error    // the result of reading its events
 }
 
 func (p *process) name() string { return p.cfg.Name }
@@ -62,10 +64,13 @@ func (p *process) start() error {
 	if err := p.Start(); err != nil {
 		return err
 	}
-	p.stdin, p.read = stdin, make(chan error, 1)
+	p.stdin, p.said, p.read = stdin, make(chan struct{}), make(chan error, 1)
 	go func() {
 		defer history.Close()
-		p.read <- p.record.read(stdout, history)
+		events := bufio.NewReader(stdout)
+		events.Peek(1)
+		close(p.said)
+		p.read <- p.record.read(events, history)
 	}()
 	return nil
 }
@@ -94,13 +99,15 @@ func (p *process) kill() (time.Duration, error) {
 
 // terminate asks the process to shut down and waits until it has ended.
 func (p *process) terminate() error {
-	for _, signal := range []os.Signal{syscall.SIGCONT, syscall.SIGTERM} { // it may still be stopped if a fault went wrong
-		if err := p.Signal(signal); err != nil {
-			return err
-		}
-	}
 	late := time.AfterFunc(30*time.Second, func() { p.Signal(syscall.SIGQUIT) }) // dumps its goroutines into its log
 	defer late.Stop()
+	if err := p.Signal(syscall.SIGCONT); err != nil { // it may still be stopped if a fault went wrong
+		return err
+	}
+	<-p.said // SIGTERM would kill it before it has asked for that
+	if err := p.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
 	if err := p.wait(); err != nil {
 		return fmt.Errorf("%s did not shut down properly: %w\n%s", p.name(), err, p.LogTail())
 	}

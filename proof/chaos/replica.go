@@ -50,6 +50,7 @@ const (
 	claimKeys   task = "claims"
 	shareShards task = "shards" // the few keys that have a func, and claim no others
 	workOnRows  task = "rows"
+	createOnly  task = "create" // objects, once each
 )
 
 // replica is a process that faults are injected into.
@@ -75,6 +76,7 @@ func runReplica(encoded string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	events := &eventWriter{replica: cfg.Name, to: os.Stdout}
+	events.write(event{Kind: ready})
 	orders := make(chan struct{})
 	go take(orders)                  // ends with the process, because a read can't be interrupted
 	before := goleak.IgnoreCurrent() // the one above, and those for signals
@@ -172,6 +174,8 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 	switch cfg.Task {
 	case useObjects:
 		r.do(ctx, &wg)
+	case createOnly:
+		wg.Go(func() { r.createOnce(ctx) })
 	case claimKeys:
 		wg.Go(func() { slog.Debug("claims have ended", "error", r.claim(ctx)) })
 	case shareShards:

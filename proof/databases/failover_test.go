@@ -14,7 +14,10 @@ import (
 	"github.com/tenurelib/tenure/proof/rig"
 )
 
-var failovers = flag.Int("failovers", 1, "how often each kind of failover is tried")
+var (
+	failovers   = flag.Int("failovers", 1, "how often each kind of failover is tried")
+	failoverTTL = flag.Duration("failovers.ttl", 10*time.Second, "the TTL of leases over a failover: a machine that takes a third of that for a failover ends their terms")
+)
 
 // failover is two replicas of a lease on a primary that is about to be lost, with what its standby lacks.
 type failover struct {
@@ -30,8 +33,6 @@ type failoverReplica struct {
 	*kit.Replica            // nil until it is started
 	to           *rig.Proxy // to the server that it reaches; nil: it is on the standby
 }
-
-const failoverTTL = 10 * time.Second
 
 // addressOf returns where a server listens.
 func addressOf(t *testing.T, server *kit.PostgresServer) string {
@@ -59,7 +60,7 @@ func (f *failover) replica(name string, way int) *failoverReplica {
 		at = kit.StartBouncer(f, at) + "&default_query_exec_mode=exec"
 	}
 	store := kit.OpenPostgres(f, at, tenure.PostgresConfig{})
-	r.Replica = kit.StartReplica(f, &f.jobs, store, name, failoverTTL)
+	r.Replica = kit.StartReplica(f, &f.jobs, store, name, *failoverTTL)
 	return r
 }
 
@@ -77,26 +78,10 @@ func (f *failover) begin() {
 func (f *failover) holder() *kit.Replica { return kit.Holder(f.a.Replica, f.b.Replica) }
 
 // awaitStandby waits until the standby has what the primary has.
-func (f *failover) awaitStandby() {
-	var is string
-	require.NoError(f, kit.PostgresPool(f, f.primary.URL()).QueryRow(f.Context(), `SELECT pg_current_wal_insert_lsn()`).Scan(&is))
-	pool := kit.PostgresPool(f, f.standby.URL())
-	kit.Await(f, "the standby has it", func() bool {
-		var has bool
-		return pool.QueryRow(f.Context(), `SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn`, is).Scan(&has) == nil && has
-	})
-}
+func (f *failover) awaitStandby() { require.NoError(f, f.standby.CatchUp(f.Context(), f.primary)) }
 
 // lag cuts the standby off: what the primary gets from now on will be lost.
-func (f *failover) lag() {
-	pool := kit.PostgresPool(f, f.standby.URL())
-	kit.ExecPostgres(f, pool, `ALTER SYSTEM SET primary_conninfo = ''`)
-	kit.ExecPostgres(f, pool, `SELECT pg_reload_conf()`)
-	kit.Await(f, "the standby receives nothing", func() bool {
-		var receives int
-		return pool.QueryRow(f.Context(), `SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walreceiver'`).Scan(&receives) == nil && receives == 0
-	})
-}
+func (f *failover) lag() { require.NoError(f, f.standby.CutOff(f.Context())) }
 
 // failOver loses the primary and promotes the standby. Late is how much later than the other the holder
 // reaches it.
@@ -127,7 +112,7 @@ func TestOverAFailoverThatLosesCommitsTheHolderGoesOnAlone(t *testing.T) {
 	}{
 		"an acquire":                             {func(*failover) {}, func(f *failover) { f.begin() }, 0},
 		"an acquire, and the holder comes later": {func(*failover) {}, func(f *failover) { f.begin() }, 2 * time.Second},
-		"renewals of a TTL":                      {func(f *failover) { f.begin() }, func(*failover) { time.Sleep(failoverTTL * 5 / 4) }, 0},
+		"renewals of a TTL":                      {func(f *failover) { f.begin() }, func(*failover) { time.Sleep(*failoverTTL * 5 / 4) }, 0},
 		"a handover": {func(f *failover) { f.begin() }, func(f *failover) {
 			require.NoError(f, f.a.Lease.RequestHandover(f.Context(), "b"))
 			kit.Await(f, "b holds", f.b.IsHolder)
@@ -150,7 +135,7 @@ func TestOverAFailoverThatLosesCommitsTheHolderGoesOnAlone(t *testing.T) {
 				require.NotNil(t, f.holder())
 				holder, term := f.holder(), f.jobs.Term.Load()
 				f.failOver(test.late)
-				for end := time.Now().Add(failoverTTL*3/2 + test.late); time.Now().Before(end); {
+				for end := time.Now().Add(*failoverTTL*3/2 + test.late); time.Now().Before(end); {
 					require.True(t, term.Valid() && holder.IsHolder(), "the holder goes on")
 					kit.Sleep(t.Context(), 20*time.Millisecond)
 				}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -67,6 +68,76 @@ func TestAPromotionMarksTheTableAgainAndARestartDoesNot(t *testing.T) {
 		is, err := denied.Lineage(t.Context())
 		return err == nil && is.Mark != was.Mark
 	})
+}
+
+// What each function of a look at the lineage says, to a role that may do nothing but use the tables: on a primary, on a
+// standby, and on one that was promoted, where no checkpoint need have followed.
+func TestAnyRoleSeesAPromotionAtOnceOnConnectionsThatAreOlder(t *testing.T) {
+	t.Parallel()
+	primary := kit.StartPostgres(t)
+	kit.Migrate(t, kit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}))
+	kit.ExecPostgres(t, kit.PostgresPool(t, primary.URL()), `CREATE ROLE worker LOGIN; GRANT ALL ON objects, objects_tombstones TO worker`)
+	standby, err := primary.Standby()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = standby.Close() })
+	asWorker := func(server *kit.PostgresServer) (string, *pgx.Conn) {
+		at := strings.Replace(server.URL(), "postgres@", "worker@", 1) + "&target_session_attrs=any"
+		conn, err := pgx.Connect(t.Context(), at)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close(context.Background()) })
+		return at, conn
+	}
+	_, onPrimary := asWorker(primary)
+	at, onStandby := asWorker(standby)
+	store := kit.OpenPostgres(t, at, tenure.PostgresConfig{})
+	look := func(conn *pgx.Conn) (start time.Time, system string, timeline *string) {
+		err := conn.QueryRow(t.Context(), `SELECT pg_postmaster_start_time(), (pg_control_system()).system_identifier::text,
+			CASE WHEN NOT pg_is_in_recovery() THEN substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) END`).Scan(&start, &system, &timeline)
+		require.NoError(t, err)
+		return start, system, timeline
+	}
+	start, system, timeline := look(onPrimary)
+	require.Equal(t, "00000001", *timeline)
+	startOfStandby, same, none := look(onStandby)
+	require.NotEqual(t, start, startOfStandby)
+	require.Equal(t, system, same)
+	require.Nil(t, none)
+	_, err = store.Lineage(t.Context())
+	require.ErrorContains(t, err, "the server is a standby")
+
+	require.NoError(t, primary.Stop("immediate"))
+	require.NoError(t, standby.Promote())
+	again, same, timeline := look(onStandby)
+	require.Equal(t, startOfStandby, again)
+	require.Equal(t, system, same)
+	require.Equal(t, "00000002", *timeline)
+	on, err := store.Lineage(t.Context())
+	require.NoError(t, err)
+	require.Less(t, on.Age, kit.Patience)
+	mark, err := store.Get(t.Context(), tenure.Key{Type: objects.LineageType, ID: objects.LineageType})
+	require.NoError(t, err)
+	require.Contains(t, string(mark.Payload), `"lineage":"`+system+`/00000002"`)
+}
+
+func TestWithoutARightToSeeTheTimelineEachStartIsALineage(t *testing.T) {
+	server := kit.StartPostgres(t)
+	admin := kit.PostgresPool(t, server.URL())
+	kit.Migrate(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
+	kit.ExecPostgres(t, admin, `CREATE ROLE worker LOGIN; GRANT ALL ON objects, objects_tombstones TO worker`)
+	for _, function := range []string{"pg_control_system()", "pg_walfile_name(pg_lsn)", "pg_current_wal_insert_lsn()"} {
+		kit.ExecPostgres(t, admin, `REVOKE EXECUTE ON FUNCTION `+function+` FROM PUBLIC`)
+		kit.ExecPostgres(t, admin, `DELETE FROM objects`)
+		var log kit.SyncBuffer
+		store := kit.OpenPostgres(t, strings.Replace(server.URL(), "postgres@", "worker@", 1), tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		on, err := store.Lineage(t.Context())
+		require.NoError(t, err, function)
+		require.Less(t, on.Age, kit.Patience, "a restart may have been a failover")
+		mark, err := store.Get(t.Context(), tenure.Key{Type: objects.LineageType, ID: objects.LineageType})
+		require.NoError(t, err)
+		require.Contains(t, string(mark.Payload), `"lineage":"start/`+on.Server+`"`, function)
+		require.Contains(t, log.String(), "the role can't see the timeline of the server")
+		kit.ExecPostgres(t, admin, `GRANT EXECUTE ON FUNCTION `+function+` TO PUBLIC`)
+	}
 }
 
 // As on Aurora, and on a server without fsync, where each start counts as a lineage: a new table waits for nothing.

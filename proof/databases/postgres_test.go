@@ -361,6 +361,7 @@ func TestARoleWithoutDDLWorksAndMissesOnlyTheTombstones(t *testing.T) {
 	pool := kit.PostgresPool(t, url)
 	kit.ExecPostgres(t, pool, `DROP ROLE IF EXISTS modest`)
 	kit.ExecPostgres(t, pool, `CREATE ROLE modest LOGIN`)
+	kit.ExecPostgres(t, pool, `REVOKE CREATE ON SCHEMA public FROM PUBLIC`) // as since version 15
 	t.Cleanup(func() {
 		kit.ExecPostgres(t, pool, `DROP OWNED BY modest`)
 		kit.ExecPostgres(t, pool, `DROP ROLE modest`)

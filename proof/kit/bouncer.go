@@ -15,7 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var errNoBouncer = errors.New("kit: no PgBouncer on this machine: install pgbouncer or set TENURE_TEST_PGBOUNCER to the program")
+// ErrNoBouncer is the error of [NewBouncer] if there is no PgBouncer.
+var ErrNoBouncer = errors.New("kit: no PgBouncer on this machine: install pgbouncer or set TENURE_TEST_PGBOUNCER to the program")
 
 // StartBouncer starts a PgBouncer for this test only, in front of the server at that URL, and
 // returns the URL through it. It uses transaction pooling: the clients of a database share
@@ -27,21 +28,44 @@ var errNoBouncer = errors.New("kit: no PgBouncer on this machine: install pgboun
 // TENURE_REQUIRE_PGBOUNCER is 1.
 func StartBouncer(t testing.TB, url string) string {
 	t.Helper()
-	program, err := bouncerProgram()
-	if errors.Is(err, errNoBouncer) && os.Getenv("TENURE_REQUIRE_PGBOUNCER") != "1" {
+	b, err := NewBouncer(url)
+	if errors.Is(err, ErrNoBouncer) && os.Getenv("TENURE_REQUIRE_PGBOUNCER") != "1" {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
-	p, err := newProcess("")
-	require.NoError(t, err)
-	// KILL, because there is nothing to save: on TERM a bouncer may wait for its clients, and a
-	// background process of a shell ignores QUIT.
-	t.Cleanup(func() { require.NoError(t, p.close("KILL")) })
-	bounced, err := configureBouncer(p.dir, url)
-	require.NoError(t, err)
-	require.NoError(t, p.start(bounced, "KILL", program, "ini"))
-	return bounced
+	t.Cleanup(func() { require.NoError(t, b.Close()) })
+	return b.URL
 }
+
+// Bouncer is a PgBouncer.
+type Bouncer struct {
+	process
+	URL string // of the database, through it
+}
+
+// NewBouncer starts a PgBouncer for a program that is not a test; tests use [StartBouncer].
+// [Bouncer.Close] ends it.
+func NewBouncer(url string) (_ *Bouncer, err error) {
+	program, err := bouncerProgram()
+	if err != nil {
+		return nil, err
+	}
+	b := &Bouncer{}
+	if b.process, err = newProcess(""); err != nil {
+		return nil, err
+	}
+	if b.URL, err = configureBouncer(b.dir, url); err == nil {
+		err = b.start(b.URL, "KILL", program, "ini")
+	}
+	if err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	return b, nil
+}
+
+// Close kills it, because there is nothing to save: on TERM a bouncer may wait for its clients, and a
+// background process of a shell ignores QUIT.
+func (b *Bouncer) Close() error { return b.close("KILL") }
 
 func bouncerProgram() (string, error) {
 	if name := os.Getenv("TENURE_TEST_PGBOUNCER"); name != "" {
@@ -56,7 +80,7 @@ func bouncerProgram() (string, error) {
 			return program, nil
 		}
 	}
-	return "", errNoBouncer
+	return "", ErrNoBouncer
 }
 
 // bouncerConfig turns off the logging of clients and statistics.

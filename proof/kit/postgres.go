@@ -45,7 +45,7 @@ var databases atomic.Int64
 // later, but no running server and no container. A TMPDIR in memory makes new databases several
 // times as fast.
 //
-// The programs come from the directory that TENURE_TEST_POSTGRES names, from PATH, or from
+// The programs come from the first directory that TENURE_TEST_POSTGRES names, from PATH, or from
 // where packages install them. If there are none, a test that asks for a database is
 // skipped, or fails if TENURE_REQUIRE_POSTGRES is 1.
 func PostgresURL(t testing.TB) string {

@@ -10,6 +10,10 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 var errNoPostgres = errors.New("kit: no PostgreSQL on this machine: install PostgreSQL or set TENURE_TEST_POSTGRES to its bin directory")
@@ -28,11 +32,11 @@ var installed = []string{
 // binaries returns a directory that has both initdb and postgres, or
 // errNoPostgres.
 func binaries() (string, error) {
-	if dir := os.Getenv("TENURE_TEST_POSTGRES"); dir != "" {
-		if !complete(dir) {
-			return "", fmt.Errorf("kit: TENURE_TEST_POSTGRES: %s lacks initdb or postgres", dir)
+	if dirs := named(); len(dirs) > 0 {
+		if !complete(dirs[0]) {
+			return "", fmt.Errorf("kit: TENURE_TEST_POSTGRES: %s lacks initdb or postgres", dirs[0])
 		}
-		return dir, nil
+		return dirs[0], nil
 	}
 	// Resolve links, because a directory in PATH may contain a wrapper of one program and
 	// the other program itself.
@@ -41,14 +45,59 @@ func binaries() (string, error) {
 			return filepath.Dir(program), nil
 		}
 	}
+	if dirs := packaged(); len(dirs) > 0 {
+		return dirs[0], nil
+	}
+	return "", errNoPostgres
+}
+
+// named returns the directories that TENURE_TEST_POSTGRES names.
+func named() []string { return filepath.SplitList(os.Getenv("TENURE_TEST_POSTGRES")) }
+
+// packaged returns the directories of packages, the latest version first.
+func packaged() (all []string) {
 	for _, pattern := range installed {
 		dirs, _ := filepath.Glob(pattern)
 		slices.SortFunc(dirs, func(a, b string) int { return cmp.Compare(version(b), version(a)) })
-		if i := slices.IndexFunc(dirs, complete); i >= 0 {
-			return dirs[i], nil
-		}
+		all = append(all, slices.DeleteFunc(dirs, func(dir string) bool { return !complete(dir) })...)
 	}
-	return "", errNoPostgres
+	return all
+}
+
+// OnEachPostgres runs the tests of this package that a regexp names once more on each other version of PostgreSQL
+// that is found: those in the other directories that TENURE_TEST_POSTGRES names, and those of packages. For
+// that it runs this very program again.
+func OnEachPostgres(t *testing.T, run string) {
+	dir, err := binaries()
+	skipOrFail(t, err)
+	seen := map[string]bool{versionOf(t, dir): true}
+	for _, dir := range append(named(), packaged()...) {
+		version := versionOf(t, dir)
+		if seen[version] {
+			continue
+		}
+		seen[version] = true
+		t.Run(version, func(t *testing.T) {
+			program, err := os.Executable()
+			require.NoError(t, err)
+			args := slices.DeleteFunc(slices.Clone(os.Args[1:]), func(arg string) bool { return strings.HasPrefix(arg, "-test.") })
+			again := exec.CommandContext(t.Context(), program, append(args, "-test.run="+run, "-test.v", "-test.timeout=30m")...)
+			again.Env = append(os.Environ(), "TENURE_TEST_POSTGRES="+dir, "TENURE_REQUIRE_POSTGRES=1")
+			out, err := again.CombinedOutput()
+			ran := strings.Count(string(out), "\n--- PASS: ")
+			require.NoError(t, err, "%s", out)
+			require.NotZero(t, ran, "no test is called %s", run)
+			t.Logf("PostgreSQL %s: %d tests", version, ran)
+		})
+	}
+}
+
+// versionOf returns the version of the programs in a directory, such as 15.9.
+func versionOf(t *testing.T, dir string) string {
+	t.Helper()
+	out, err := exec.Command(filepath.Join(dir, "postgres"), "--version").Output()
+	require.NoError(t, err, "TENURE_TEST_POSTGRES: %s", dir)
+	return number.FindString(string(out))
 }
 
 func complete(dir string) bool {

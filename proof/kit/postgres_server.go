@@ -1,13 +1,18 @@
 package kit
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // OnDisk is the setting of a server whose commits take the time that a disk takes. All others are in
@@ -30,16 +35,111 @@ func NewPostgres(settings ...string) (*PostgresServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newServer(bin, settings, "initdb", "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8", "--locale=C")
+	return newServer(bin, settings, func(s *PostgresServer) error {
+		return s.do(filepath.Join(bin, "initdb"), "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8", "--locale=C", "-D", s.data())
+	})
 }
 
-// Standby creates and starts a hot standby of the server.
+// Standby creates and starts a hot standby of the server, which runs. It does what pg_basebackup does, because
+// some distributions of the server lack that.
 func (s *PostgresServer) Standby() (*PostgresServer, error) {
-	return newServer(s.bin, s.settings, "pg_basebackup", "-d", s.URL(), "--write-recovery-conf", "--checkpoint=fast", "--no-sync")
+	return newServer(s.bin, s.settings, func(standby *PostgresServer) error {
+		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+		defer cancel()
+		conn, err := pgx.Connect(ctx, s.URL())
+		if err != nil {
+			return err
+		}
+		defer conn.Close(ctx) // which ends the backup
+		begin, end := "pg_backup_start('kit', true)", "pg_backup_stop(false)"
+		if conn.PgConn().ParameterStatus("server_version") < "15" {
+			begin, end = "pg_start_backup('kit', true, false)", "pg_stop_backup(false, false)"
+		}
+		if _, err := conn.Exec(ctx, "SELECT "+begin); err != nil {
+			return err
+		}
+		// Files come and go meanwhile, which matters neither to cp nor to the server.
+		const copyAll = `! LC_ALL=C cp -R "$1" "$2" 2>&1 | grep -v "No such file or directory"`
+		if err := standby.do("sh", "-c", copyAll, "sh", s.data(), standby.data()); err != nil {
+			return err
+		}
+		var label string
+		if err := conn.QueryRow(ctx, "SELECT labelfile FROM "+end).Scan(&label); err != nil {
+			return err
+		}
+		if err := standby.do("sh", "-c", `rm -f "$1/postmaster.pid" && printf %s "$2" >"$1/backup_label"`, "sh", standby.data(), label); err != nil {
+			return err
+		}
+		return standby.Follow(s)
+	})
 }
 
-// newServer lets a program create the data of a server, which it then starts.
-func newServer(bin string, settings []string, program string, args ...string) (*PostgresServer, error) {
+// CatchUp waits until a standby has replayed all that its primary has.
+func (s *PostgresServer) CatchUp(ctx context.Context, primary *PostgresServer) error {
+	conn, err := pgx.Connect(ctx, primary.URL())
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	var is string
+	if err := conn.QueryRow(ctx, `SELECT pg_current_wal_insert_lsn()::text`).Scan(&is); err != nil {
+		return err
+	}
+	return s.await(ctx, `SELECT coalesce(pg_last_wal_replay_lsn() >= $1::text::pg_lsn, false)`, is)
+}
+
+// CutOff makes a standby receive nothing any more: if it is promoted, what its primary gets from now on is lost.
+func (s *PostgresServer) CutOff(ctx context.Context) error {
+	if err := errors.Join(s.exec(`ALTER SYSTEM SET primary_conninfo = ''`), s.exec(`SELECT pg_reload_conf()`)); err != nil {
+		return err
+	}
+	return s.await(ctx, `SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'walreceiver')`)
+}
+
+// await repeats a query until it returns true.
+func (s *PostgresServer) await(ctx context.Context, sql string, args ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, Patience)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, s.URL())
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	for {
+		var ok bool
+		if err := conn.QueryRow(ctx, sql, args...).Scan(&ok); err != nil || ok {
+			return err
+		}
+		Sleep(ctx, 20*time.Millisecond)
+	}
+}
+
+// Rewind makes the data of a server that is stopped what they were when its history and that of another parted,
+// and what the other has made of them since. It needs pg_rewind, and this server wal_log_hints on, also in its
+// configuration file.
+func (s *PostgresServer) Rewind(to *PostgresServer) error {
+	if err := to.exec("CHECKPOINT"); err != nil { // before, the other's timeline shows as the one of before its promotion
+		return err
+	}
+	return s.do(filepath.Join(s.bin, "pg_rewind"), "--no-sync", "-D", s.data(), "--source-server="+to.URL())
+}
+
+// Follow makes a server that is stopped a standby of another when it is started.
+func (s *PostgresServer) Follow(primary *PostgresServer) error {
+	const conf = `: >"$1/standby.signal" && printf "primary_conninfo = '%s'\n" "$2" >>"$1/postgresql.auto.conf"`
+	return s.do("sh", "-c", conf, "sh", s.data(), primary.URL())
+}
+
+// do runs a program to its end, as the user of the server.
+func (s *PostgresServer) do(program string, args ...string) error {
+	if out, err := s.command(program, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", program, err, out)
+	}
+	return nil
+}
+
+// newServer lets a func create the data of a server, which it then starts.
+func newServer(bin string, settings []string, create func(*PostgresServer) error) (*PostgresServer, error) {
 	port, err := FreePort()
 	if err != nil {
 		return nil, err
@@ -53,9 +153,8 @@ func newServer(bin string, settings []string, program string, args ...string) (*
 		return nil, err
 	}
 	s := &PostgresServer{process: p, bin: bin, port: port, settings: settings}
-	out, err := s.command(filepath.Join(bin, program), append(args, "-D", s.data())...).CombinedOutput()
-	if err != nil {
-		err = fmt.Errorf("kit: %s: %w\n%s", program, err, out)
+	if err = create(s); err != nil {
+		err = fmt.Errorf("kit: create a server: %w", err)
 	} else {
 		err = s.Start()
 	}
@@ -83,10 +182,21 @@ func (s *PostgresServer) Start() error {
 	return s.start(s.URL(), "QUIT", filepath.Join(s.bin, "postgres"), args...)
 }
 
+// PID returns the ID of the server's first process, whose children the others are.
+func (s *PostgresServer) PID() (int, error) {
+	file, err := os.ReadFile(filepath.Join(s.data(), "postmaster.pid"))
+	if err != nil {
+		return 0, err
+	}
+	first, _, _ := strings.Cut(string(file), "\n")
+	return strconv.Atoi(first)
+}
+
 // Stop ends the server and returns when all of its processes are gone. "fast" rolls back
-// open transactions and shuts down; "immediate" simulates a crash.
+// open transactions and shuts down; "immediate" simulates a crash; "kill" kills the first process, for want of which
+// the others end.
 func (s *PostgresServer) Stop(mode string) error {
-	signal, ok := map[string]string{"fast": "INT", "immediate": "QUIT"}[mode]
+	signal, ok := map[string]string{"fast": "INT", "immediate": "QUIT", "kill": "KILL"}[mode]
 	if !ok {
 		return fmt.Errorf("kit: stop: unknown mode %q", mode)
 	}

@@ -28,6 +28,10 @@ func TestDatabasesAreSeparate(t *testing.T) {
 	}
 }
 
+func TestEachVersionOfPostgresIsStartedAndStopped(t *testing.T) {
+	kit.OnEachPostgres(t, `^TestARestartKeepsTheDataAndTheAddress$`)
+}
+
 func TestADatabaseWithAnOpenConnectionIsDropped(t *testing.T) {
 	var url string
 	t.Run("uses a database", func(t *testing.T) {

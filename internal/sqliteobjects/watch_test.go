@@ -1,0 +1,31 @@
+package sqliteobjects
+
+import (
+	"database/sql"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+// The next goroutine that polls may begin before the one whose last watch has ended. That one must not wait for it in a
+// way that stops virtual time, in which users test their jobs.
+func TestAWatchThatEndsAtOnceLeavesNobodyWaitingForTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db, err := sql.Open("sqlite", ":memory:")
+		require.NoError(t, err)
+		db.SetMaxOpenConns(1)
+		defer db.Close()
+		w := newWatches(db, "", nil)
+		defer w.close()
+		for range 100 {
+			w.watch(objects.ID{Type: "lease", ID: "1"}).Stop()
+			last := w.watch(objects.ID{Type: "lease", ID: "1"})
+			time.Sleep(time.Hour)
+			last.Stop()
+		}
+	})
+}
