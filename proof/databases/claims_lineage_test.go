@@ -1,6 +1,7 @@
 package databases_test
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
@@ -419,4 +421,105 @@ func TestAWriteUnderAClaimThatAFailoverHasLostFindsItWrittenAgain(t *testing.T) 
 	kit.ExecPostgres(t, pool, `UPDATE objects_claims SET session = NULL WHERE id = 'Fenced, key'`)
 	require.ErrorIs(t, fenced(t.Context(), h, h.key), tenure.ErrLost)
 	require.ErrorIs(t, h.queue.Finish(t.Context(), all["Finish"].row), tenure.ErrLost)
+}
+
+// Each func has written when the failover comes. Some leases and claims are lost by it.
+func TestATransactionThatAFailoverInterruptsWritesNothingAndCanBeRepeated(t *testing.T) {
+	t.Parallel()
+	const each = 8
+	f := &failover{T: t, primary: kit.StartPostgres(t)}
+	queueTasks(t, f.primary.URL(), each)
+	kit.ExecPostgres(t, kit.PostgresPool(t, f.primary.URL()), `CREATE TABLE effects (name text)`)
+	standby, err := f.primary.Standby()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = standby.Close() })
+	f.standby = standby
+	proxy, err := rig.NewProxy(addressOf(t, f.primary), nil)
+	require.NoError(t, err)
+	t.Cleanup(proxy.Close)
+	u := kit.Must(url.Parse(f.primary.URL()))
+	u.Host = proxy.Addr()
+	db := kit.OpenSQL(t, "pgx", u.String())
+	c := startClaimant(t, u.String()+"&pool_max_conns=40", time.Hour)
+	kit.Await(t, "its session begins", c.session.Valid)
+
+	type write struct {
+		name  string
+		renew func() error
+		do    func(fn func() error) error // fn is called when the transaction has written
+	}
+	var writes []write
+	insert := `INSERT INTO effects VALUES ($1)`
+	add := func(i int) {
+		name := fmt.Sprint(i)
+		lease := kit.NewLease(t, c.store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: name}, TTL: time.Hour})
+		term := kit.MustAcquire(t, lease)
+		keys, err := c.keys.TryClaim(t.Context(), name)
+		require.NoError(t, err)
+		rows, err := c.worker.Take(t.Context(), 1)
+		require.NoError(t, err)
+		in := func(name string, fn func() error) func(pgx.Tx) error {
+			return func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), insert, name)
+				return cmp.Or(err, fn())
+			}
+		}
+		renew := func() error { return lease.Renew(t.Context(), term) }
+		none := func() error { return nil }
+		writes = append(writes, write{"Fenced, lease " + name, renew, func(fn func() error) error {
+			return c.store.Fenced(t.Context(), term, in("Fenced, lease "+name, fn))
+		}}, write{"FencedTx, lease " + name, renew, func(fn func() error) error {
+			return tenure.FencedTx(t.Context(), c.store, term, db, nil, func(tx *sql.Tx) error {
+				_, err := tx.ExecContext(t.Context(), insert, "FencedTx, lease "+name)
+				return cmp.Or(err, fn())
+			})
+		}}, write{"Fenced, key " + name, none, func(fn func() error) error {
+			return c.store.Fenced(t.Context(), keys[0], in("Fenced, key "+name, fn))
+		}}, write{"FinishPostgres " + name, none, func(fn func() error) error {
+			return c.queue.FinishPostgres(t.Context(), rows, in("FinishPostgres "+name, fn))
+		}})
+	}
+	for i := range each {
+		if i == each/2 {
+			f.awaitStandby()
+			f.lag()
+		}
+		add(i)
+	}
+	var written, returned sync.WaitGroup
+	failedOver := make(chan struct{})
+	for _, w := range writes {
+		written.Add(1)
+		returned.Go(func() {
+			wrote := sync.OnceFunc(written.Done)
+			defer wrote()
+			err := w.do(func() error { wrote(); <-failedOver; return nil })
+			assert.Error(t, err, w.name)
+		})
+	}
+	written.Wait()
+	require.NoError(t, f.primary.Stop("immediate"))
+	require.NoError(t, f.standby.Promote())
+	proxy.Redirect(addressOf(t, f.standby))
+	close(failedOver)
+	returned.Wait()
+	pool := kit.PostgresPool(t, f.standby.URL())
+	count := func(of string) (n int) {
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(`+of+`) FROM effects`).Scan(&n))
+		return n
+	}
+	require.Zero(t, count("*"))
+
+	for _, w := range writes {
+		kit.Await(t, w.name+" is repeated", func() bool {
+			err := w.renew()
+			if err == nil {
+				err = w.do(func() error { return nil })
+			}
+			require.NotErrorIs(t, err, tenure.ErrLost, w.name)
+			return err == nil
+		})
+	}
+	require.Equal(t, len(writes), count("*"))
+	require.Equal(t, len(writes), count("DISTINCT name"))
 }
