@@ -380,13 +380,13 @@ func FuzzASQLiteRowOfAnyContentIsTakenOver(f *testing.F) {
 	for _, version := range oddVersions {
 		f.Add(sqliteInteger, 0.0, fmt.Sprint(version), sqliteInteger, 0.0, now, sqliteText, peerRecords[1])
 	}
+	for _, version := range []float64{0, 1.5, -1.5, 9.3e18, -9.3e18, 1e300, math.Inf(1), math.Inf(-1), 1e17} {
+		f.Add(sqliteReal, version, "", sqliteReal, 1.7e12+0.25, "", sqliteBlob, peerRecords[1])
+	}
+	for _, version := range []string{"seven", "", "7", "-7", "7.5", "99999999999999999999", fmt.Sprint(math.MaxInt64), "0x10", "\x00", "\xff"} {
+		f.Add(sqliteText, 0.0, version, sqliteText, 0.0, now, sqliteText, peerRecords[1])
+	}
 	for _, payload := range peerRecords {
-		for _, version := range []float64{0, 1.5, -1.5, 9.3e18, -9.3e18, 1e300, math.Inf(1), math.Inf(-1), 1e17} {
-			f.Add(sqliteReal, version, "", sqliteReal, 1.7e12+0.25, "", sqliteBlob, payload)
-		}
-		for _, version := range []string{"seven", "", "7", "-7", "7.5", "99999999999999999999", fmt.Sprint(math.MaxInt64), "0x10", "\x00", "\xff"} {
-			f.Add(sqliteText, 0.0, version, sqliteText, 0.0, now, sqliteText, payload)
-		}
 		f.Add(sqliteBlob, 0.0, "7", sqliteText, 0.0, "2026-01-01 00:00:00", sqliteBlob, payload)
 		f.Add(sqliteBlob, 0.0, "\x00\xff", sqliteBlob, 0.0, now, sqliteText, payload)
 		f.Add(sqliteNull, 0.0, "", sqliteNull, 0.0, "", sqliteNull, payload)
