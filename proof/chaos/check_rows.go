@@ -109,7 +109,7 @@ func (r *result) checkRowLedger(ledger []entry) {
 }
 
 // awaitEnded waits until all claims on rows that there were when faults ended have ended too. They must
-// after the time that their sessions may stand.
+// after the time that their sessions may stand, and after which a pool has connections again.
 func (p *phase) awaitEnded(ctx context.Context, db database, faults []*fault) error {
 	var last *fault
 	for _, f := range faults {
@@ -120,7 +120,7 @@ func (p *phase) awaitEnded(ctx context.Context, db database, faults []*fault) er
 	const held = `SELECT id || '.' || token FROM work WHERE session IS NOT NULL`
 	looked := max(last.to, monotonic()) // there may be new claims since the last fault
 	before, err := db.ids(ctx, held)
-	allowed := p.allowedAfter(faults...)
+	allowed := p.allowedAfter(faults...) + closes // a func that finishes a row waits for the pool's connections
 	for left := before; err == nil && len(left) > 0; {
 		now := monotonic()
 		if limit := allowed + p.stalledFor(looked, now); now-looked > limit {
