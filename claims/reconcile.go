@@ -40,7 +40,7 @@ func (k *kind) lostAnswer(l *ledger, ids ...string) {
 }
 
 // lostTake is lostAnswer for a take, which has no IDs: it took rows of one queue, by one filter. The next take of the same
-// kind may adopt them (adoptable).
+// source may adopt them (adoptable).
 func (k *kind) lostTake(l *ledger, of *source) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
