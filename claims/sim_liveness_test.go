@@ -89,7 +89,11 @@ func (j *judge) isServed(w *waiting, id string) {
 		if j.a.db.marked.IsZero() {
 			return
 		}
-		free = later(free, j.a.db.marked.Add(j.a.longestTTL()))
+		seen := j.a.db.marked
+		if j.a.expiry == tenure.Observed { // a process counts from when it has first seen the mark
+			seen = later(seen, since)
+		}
+		free = later(free, seen.Add(j.a.longestTTL()))
 	}
 	from := later(later(since, w.since), later(free, k.locked))
 	bound := w.life.h.ttl + w.life.h.ttl/3 + 10*time.Second
