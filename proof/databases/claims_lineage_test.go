@@ -223,10 +223,7 @@ func TestOverAFailoverThatLosesCommitsClaimsStay(t *testing.T) {
 				t.Parallel()
 				f := &failover{T: t, try: try, primary: kit.StartPostgres(t)}
 				queueTasks(t, f.primary.URL(), 20)
-				standby, err := f.primary.Standby()
-				require.NoError(t, err)
-				t.Cleanup(func() { _ = standby.Close() })
-				f.standby = standby
+				f.standby, _ = standbyOf(t, f.primary)
 				reach := func() (*claimant, *rig.Proxy) {
 					proxy, err := rig.NewProxy(addressOf(t, f.primary), nil)
 					require.NoError(t, err)
@@ -317,10 +314,7 @@ func TestAWriteUnderAClaimThatAFailoverHasLostFindsItWrittenAgain(t *testing.T) 
 	f := &failover{T: t, primary: kit.StartPostgres(t)}
 	queueTasks(t, f.primary.URL(), 20)
 	kit.ExecPostgres(t, kit.PostgresPool(t, f.primary.URL()), `CREATE TABLE effects (name text)`)
-	standby, err := f.primary.Standby()
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = standby.Close() })
-	f.standby = standby
+	f.standby, _ = standbyOf(t, f.primary)
 
 	write := func(ctx context.Context, tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `INSERT INTO effects VALUES ('tx')`)
@@ -430,10 +424,7 @@ func TestATransactionThatAFailoverInterruptsWritesNothingAndCanBeRepeated(t *tes
 	f := &failover{T: t, primary: kit.StartPostgres(t)}
 	queueTasks(t, f.primary.URL(), each)
 	kit.ExecPostgres(t, kit.PostgresPool(t, f.primary.URL()), `CREATE TABLE effects (name text)`)
-	standby, err := f.primary.Standby()
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = standby.Close() })
-	f.standby = standby
+	f.standby, _ = standbyOf(t, f.primary)
 	proxy, err := rig.NewProxy(addressOf(t, f.primary), nil)
 	require.NoError(t, err)
 	t.Cleanup(proxy.Close)

@@ -124,10 +124,7 @@ func TestOverAFailoverThatLosesCommitsTheHolderGoesOnAlone(t *testing.T) {
 				t.Parallel()
 				f := &failover{T: t, try: try + len(kind), bHolds: kind == "a handover", primary: kit.StartPostgres(t)}
 				kit.Migrate(t, kit.OpenPostgres(t, f.primary.URL(), tenure.PostgresConfig{}))
-				standby, err := f.primary.Standby()
-				require.NoError(t, err)
-				t.Cleanup(func() { _ = standby.Close() })
-				f.standby = standby
+				f.standby, _ = standbyOf(t, f.primary)
 				test.before(f)
 				f.awaitStandby()
 				f.lag()

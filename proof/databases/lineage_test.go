@@ -40,11 +40,9 @@ func TestAPromotionMarksTheTableAgainAndARestartDoesNot(t *testing.T) {
 	require.NotEqual(t, first.Server, again.Server)
 	require.Equal(t, first.Mark, again.Mark)
 
-	standby, err := primary.Standby()
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = standby.Close() })
+	standby, _ := standbyOf(t, primary)
 	store := kit.OpenPostgres(t, standby.URL()+"&target_session_attrs=any", tenure.PostgresConfig{})
-	_, err = store.Lineage(t.Context())
+	_, err := store.Lineage(t.Context())
 	require.ErrorContains(t, err, "the server is a standby")
 	require.NoError(t, primary.Stop("immediate"))
 	require.NoError(t, standby.Promote())
@@ -77,9 +75,7 @@ func TestAnyRoleSeesAPromotionAtOnceOnConnectionsThatAreOlder(t *testing.T) {
 	primary := kit.StartPostgres(t)
 	kit.Migrate(t, kit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}))
 	kit.ExecPostgres(t, kit.PostgresPool(t, primary.URL()), `CREATE ROLE worker LOGIN; GRANT ALL ON objects, objects_tombstones TO worker`)
-	standby, err := primary.Standby()
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = standby.Close() })
+	standby, _ := standbyOf(t, primary)
 	asWorker := func(server *kit.PostgresServer) (string, *pgx.Conn) {
 		at := strings.Replace(server.URL(), "postgres@", "worker@", 1) + "&target_session_attrs=any"
 		conn, err := pgx.Connect(t.Context(), at)
@@ -102,7 +98,7 @@ func TestAnyRoleSeesAPromotionAtOnceOnConnectionsThatAreOlder(t *testing.T) {
 	require.NotEqual(t, start, startOfStandby)
 	require.Equal(t, system, same)
 	require.Nil(t, none)
-	_, err = store.Lineage(t.Context())
+	_, err := store.Lineage(t.Context())
 	require.ErrorContains(t, err, "the server is a standby")
 
 	require.NoError(t, primary.Stop("immediate"))
@@ -188,9 +184,7 @@ func TestAnOldPrimaryThatStillAnswersIsLeft(t *testing.T) {
 	t.Parallel()
 	primary := kit.StartPostgres(t)
 	kit.Migrate(t, kit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}))
-	standby, err := primary.Standby()
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = standby.Close() })
+	standby, _ := standbyOf(t, primary)
 	first := kit.NewLease(t, kit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}), tenure.LeaseConfig{TTL: time.Hour, Holder: "first"})
 	kit.MustAcquire(t, first)
 	f := &failover{T: t, primary: primary, standby: standby}
@@ -240,9 +234,7 @@ func TestWhereAFailoverLosesNothingNobodyWaits(t *testing.T) {
 	t.Parallel()
 	primary := kit.StartPostgres(t)
 	kit.Migrate(t, kit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}))
-	standby, err := primary.Standby()
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = standby.Close() })
+	standby, _ := standbyOf(t, primary)
 	lease := func(server *kit.PostgresServer) *tenure.Lease {
 		store := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{Lossless: true})
 		return kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
