@@ -64,7 +64,7 @@ func (j *judge) overlap(older, newer *run) {
 		why = "late func"
 	case moved: // isConfirmed checks when it is told
 		why = "moved"
-	case j.a.unlikeTTLs && s.lost: // nobody knows any more that its TTL is longer
+	case j.mayBeOutwaited(s):
 		why = "longer TTL"
 	case j.mayLookExpired(s):
 		why = "clock"
@@ -124,7 +124,7 @@ func (j *judge) isTold(r *run, cause error) {
 			j.violated("cause", "%s counts as lost although its record stands", s.who())
 		}
 		refused := j.a.db.refused[r.ID] || j.keys[r.ID].locked.After(j.restoredAt) // so it could not be written again
-		if _, moved := j.moved[r.Claim]; s.tainted && isWell && well.Before(j.restoredAt) && !moved && !refused {
+		if _, moved := j.moved[r.Claim]; s.tainted && isWell && well.Before(j.restoredAt) && !moved && !refused && !j.mayBeOutwaited(s) {
 			j.violated("failover", "%s has lost %s by it, although nothing else was wrong", s.who(), r.ID)
 		}
 	case errors.Is(cause, tenure.ErrDeadline):

@@ -50,6 +50,7 @@ type session struct {
 	aged    bool          // the database's clock made it look expired when its record was deleted
 	tainted bool          // the tables were restored since it began
 	lost    bool          // and its record was not among them
+	back    time.Time     // when it was written again after that
 	late    bool          // that it was buried late was reported
 }
 
@@ -119,6 +120,14 @@ func (j *judge) mayLookExpired(s *session) bool {
 	return j.a.expiry == tenure.StoreClock && (s.aged || j.a.clock.Shifted() > s.shift)
 }
 
+// mayBeOutwaited reports whether others may not have waited for a session: the failover has
+// lost the only record that said that its TTL is longer than theirs. It takes the session a
+// while to see which of its claims they have taken.
+func (j *judge) mayBeOutwaited(s *session) bool {
+	shorter := slices.ContainsFunc(j.a.hosts, func(h *host) bool { return h.ttl < s.ttl })
+	return shorter && (s.lost || time.Since(s.back) < s.ttl)
+}
+
 func (j *judge) recordPut(ctx context.Context, o tenure.Object) {
 	s := j.sessions[o.Key.ID]
 	if s == nil {
@@ -135,6 +144,9 @@ func (j *judge) recordPut(ctx context.Context, o tenure.Object) {
 	}
 	if !s.stands() && !s.lost {
 		j.violated("S1", "%s has come back", s.who())
+	}
+	if s.lost {
+		s.back = time.Now()
 	}
 	s.gone, s.lost = time.Time{}, false
 	s.renewed, s.shift = time.Now(), j.a.clock.Shifted()
@@ -265,7 +277,7 @@ func (j *judge) nobodyHolds(k *key, when string) {
 		switch {
 		case moved:
 			kit.Count(&j.excused, "valid: moved")
-		case j.a.unlikeTTLs && s.lost: // nobody knows any more that its TTL is longer
+		case j.mayBeOutwaited(s):
 			kit.Count(&j.excused, "valid: longer TTL")
 		case j.mayLookExpired(s):
 			kit.Count(&j.excused, "valid: clock")

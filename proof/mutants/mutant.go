@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -150,6 +151,10 @@ func check(module string, mutants []mutant) error {
 		}
 		if err == nil && (m.name == "" || m.why == "") {
 			err = fmt.Errorf("%s: a mutant without a name or a reason", m.list)
+		}
+		isKiller := func(s *suite) bool { return s.dir == m.killer.dir }
+		if err == nil && m.killer.dir != "" && !slices.ContainsFunc(suites, isKiller) {
+			err = fmt.Errorf("%s: %q is killed by a test of %s, which is no suite", m.list, m.name, m.killer.dir)
 		}
 		errs = append(errs, err)
 	}
