@@ -43,6 +43,19 @@ type Bouncer struct {
 	URL string // of the database, through it
 }
 
+// again runs a bouncer, "$0" "$@", and starts it again when it ends, as a supervisor does:
+// versions 1.18 to 1.20 exit when the request to cancel a statement comes as that ends
+// (pgbouncer/pgbouncer#801, #822). It is killed because there is nothing to save: on TERM it
+// may wait for its clients, and a background process of a shell ignores QUIT.
+const again = `
+trap 'kill -s KILL $pid; wait $pid; exit' TERM
+while :; do
+	"$0" "$@" & pid=$!
+	wait $pid
+	sleep 0.1
+done
+`
+
 // NewBouncer starts a PgBouncer for a program that is not a test; tests use [StartBouncer].
 // [Bouncer.Close] ends it.
 func NewBouncer(url string) (_ *Bouncer, err error) {
@@ -55,7 +68,7 @@ func NewBouncer(url string) (_ *Bouncer, err error) {
 		return nil, err
 	}
 	if b.URL, err = configureBouncer(b.dir, url); err == nil {
-		err = b.start(b.URL, "KILL", program, "ini")
+		err = b.start(b.URL, "TERM", "sh", "-c", again, program, "ini")
 	}
 	if err != nil {
 		return nil, errors.Join(err, b.Close())
@@ -63,9 +76,8 @@ func NewBouncer(url string) (_ *Bouncer, err error) {
 	return b, nil
 }
 
-// Close kills it, because there is nothing to save: on TERM a bouncer may wait for its clients, and a
-// background process of a shell ignores QUIT.
-func (b *Bouncer) Close() error { return b.close("KILL") }
+// Close ends it.
+func (b *Bouncer) Close() error { return b.close("TERM") }
 
 func bouncerProgram() (string, error) {
 	if name := os.Getenv("TENURE_TEST_PGBOUNCER"); name != "" {
