@@ -227,8 +227,8 @@ func xidReused(t *testing.T, crash func(s *kit.PostgresServer, backend int) erro
 		return err
 	})
 	require.Zero(t, rowsOnPostgresAt(t, s.URL()).count(`SELECT count(*) FROM tasks WHERE result = 'x'`))
-	if !<-reused {
-		require.ErrorContains(t, err, "nothing is written")
+	if !<-reused { // by useXid; a renewal of the session may have had it
+		require.Error(t, err)
 		return false
 	}
 	require.ErrorContains(t, err, "unknown whether it is written")
