@@ -560,6 +560,35 @@ func TestTwoNamesOfOneTableDisturbEachOtherNot(t *testing.T) {
 	})
 }
 
+// The claim of a row under another name of its table may end between the statement that reads the rows and
+// the look at what the session knows of them.
+func TestARowThatWasFinishedUnderAnotherNameOfItsTableIsNotAdopted(t *testing.T) {
+	inRowsBubble(t, effect, 2, func(w *rowsWorld) {
+		a := w.start("a")
+		other := effect
+		other.Table = "TASKS"
+		one, two := w.rowsOf(a, effect), w.rowsOf(a, other)
+		ofTwo := takeOf(w, two, 1)
+		var reads bool
+		a.fault(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
+			switch {
+			case call.Op == "queue.take" && !reads:
+				reads = true
+				return kit.LoseAnswer(ctx, call, send)
+			case call.Op == "queue.owned" && ofTwo != nil:
+				err := send(ctx)
+				finished := ofTwo
+				ofTwo = nil
+				require.NoError(w, two.Finish(context.Background(), finished...))
+				return err
+			}
+			return send(ctx)
+		})
+		require.Equal(w, []string{"2"}, takenIDs(takeOf(w, one, 2)))
+		require.Nil(w, ofTwo)
+	})
+}
+
 // The promise that no two funcs run for a key is a session's. Two sessions are as two processes.
 func TestTwoSessionsOfAProcessAreAsTwoProcesses(t *testing.T) {
 	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
