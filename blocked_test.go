@@ -100,10 +100,12 @@ func TestACheckWhoseErrorBlocksDelaysNoEndOfAJob(t *testing.T) {
 			}
 			return nil
 		}})
+		b := t.start("b", tenure.CoordinatorConfig{})
 		sick.Store(true)
-		time.Sleep(21 * time.Second)
+		time.Sleep(16 * time.Second) // less than the renew deadline
 		synctest.Wait()
 		require.Equal(t, tenure.RoleStandby, a.Status().Role)
+		t.wantHolder(b)
 	})
 }
 
@@ -187,9 +189,11 @@ func TestAPanicOfTheLogOrTheTraceEndsTheTermInOrder(t *testing.T) {
 
 func TestATraceThatEndsItsGoroutineEndsNoTerm(t *testing.T) {
 	inBubble(t, func(t *scene) {
-		a := t.start("a", tenure.CoordinatorConfig{Trace: traceOf(func(string) { runtime.Goexit() })})
+		var told atomic.Int64
+		a := t.start("a", tenure.CoordinatorConfig{Trace: traceOf(func(string) { told.Add(1); runtime.Goexit() })})
 		time.Sleep(time.Hour)
 		t.wantHolder(a)
+		require.Greater(t, told.Load(), int64(1))
 	})
 }
 

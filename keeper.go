@@ -43,16 +43,15 @@ func (b *base) ask(ctx context.Context, role Role) error {
 		return nil
 	}
 	answered, err := b.health.Ask(ctx, func(ctx context.Context) error {
-		err := logtext.Sound(b.cfg.Check(ctx, role))
-		if err != nil {
-			err = fmt.Errorf("%w: %w", ErrUnhealthy, err) // here, because an Error method of the caller's may block, too
-		}
-		return err
+		return logtext.Sound(b.cfg.Check(ctx, role)) // here, because methods of the caller's error may block, too
 	})
-	if !answered {
+	switch {
+	case !answered:
 		return fmt.Errorf("%w: the check has not returned: %w", ErrUnhealthy, context.DeadlineExceeded)
+	case err != nil:
+		return fmt.Errorf("%w: %w", ErrUnhealthy, err)
 	}
-	return err
+	return nil
 }
 
 // release releases the lease, unless another replica has it already. If a request has named a

@@ -373,7 +373,10 @@ func TestALostSessionIsFollowedByAnotherThatRunsNoKeyTwice(t *testing.T) {
 
 		b := w.start("b")
 		time.Sleep(time.Minute) // the first session was buried
+		var traffic kit.Calls
+		a.fault(traffic.Count("", nil))
 		require.Empty(w, a.claim("one"), "its func still runs")
+		require.Zero(w, traffic.Take()["claims.take"], "it would be taken and given back again and again")
 		again := a.claimOne("two")
 		require.NoError(w, a.keys.Do(w.Context(), again, kit.Succeeds))
 		w.jobs.forget("a") // it has overstayed

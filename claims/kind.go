@@ -67,9 +67,6 @@ func (k *kind) ofRows() bool { return k.table != k.s.table }
 
 // enter begins to claim under a term. The caller holds the session's mu.
 func (k *kind) enter(t *term) {
-	for id := range k.running {
-		k.strays[id] = true
-	}
 	l := newLedger(t, 2*k.s.limit, k.s.cfg.TTL)
 	k.ledger = l
 	t.busy.Go(func() { k.reconcile(l) })
