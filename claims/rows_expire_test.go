@@ -77,6 +77,11 @@ func TestAClaimOfARemoteWorkerExpires(t *testing.T) {
 		require.Equal(db, []string{"1"}, takenIDs(server.take(1)))
 		server.takesNone()
 		require.Equal(db, 1, db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL AND expires_at IS NULL`), "the time of a former claim does not count")
+		db.add(4, 4)
+		require.Len(db, kit.Must(server.rows.TryTakeFor(db.Context(), one, claims.TakeOptions{N: 1})), 1)
+		db.exec(`UPDATE tasks SET session = NULL WHERE id = 4`) // by a program that does not know the column
+		require.Equal(db, []string{"4"}, takenIDs(server.take(1)))
+		require.Equal(db, 2, db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL AND expires_at IS NULL`))
 		require.ErrorIs(db, server.rows.Extend(db.Context(), 0, got[0]), tenure.ErrInvalid)
 		require.ErrorIs(db, db.worker(claims.SessionConfig{}, tasks).rows.Extend(db.Context(), time.Hour, got[0]), tenure.ErrInvalid)
 	})
