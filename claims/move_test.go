@@ -97,6 +97,13 @@ func TestAnOwnerIsToldOfAMoveInNoTime(t *testing.T) {
 		require.Equal(w, 1200, a.keys.Len())
 		require.Equal(w, 2, b.keys.Len())
 		a.moveTo("one") // and back
+
+		seen, err := b.keys.Standing(w.Context(), names(1200)...) // more notices than are read at once
+		require.NoError(w, err)
+		_, err = b.keys.Move(w.Context(), seen...)
+		require.NoError(w, err)
+		time.Sleep(time.Second)
+		require.Equal(w, 1, a.keys.Len())
 	})
 }
 

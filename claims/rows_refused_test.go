@@ -357,6 +357,19 @@ func TestManyRowsThatAreRefusedKeepNoRowFromAWorkerThatTakesOne(t *testing.T) {
 	})
 }
 
+// On SQLite a row whose ID is no UTF-8 can't be claimed.
+func TestRowsThatCannotBeNamedKeepNoRowFromAWorkerThatTakesOne(t *testing.T) {
+	inRowsBubble(t, effect, 0, func(w *rowsWorld) {
+		kit.ExecSQL(w.T, w.db, `DROP TABLE tasks`)
+		kit.ExecSQL(w.T, w.db, `CREATE TABLE tasks (id TEXT PRIMARY KEY NOT NULL, status TEXT NOT NULL DEFAULT 'queued', priority INTEGER NOT NULL DEFAULT 0, effects INTEGER NOT NULL DEFAULT 0)`)
+		kit.ExecSQL(w.T, w.db, kit.Must(effect.SQLiteDDL()))
+		kit.ExecSQL(w.T, w.db, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1010)
+			INSERT INTO tasks (id, priority) SELECT CAST(X'FF' || i AS TEXT), 1 FROM n`) // more than a statement takes
+		kit.ExecSQL(w.T, w.db, `INSERT INTO tasks (id) VALUES ('good')`)
+		require.Equal(w, []string{"good"}, takenIDs(takeOf(w, w.rowsOf(w.start("a"), effect), 1)))
+	})
+}
+
 func TestRefusalsOfManyRowsAreOneLineEachTime(t *testing.T) {
 	inRowsBubble(t, effect, 0, func(w *rowsWorld) {
 		var log kit.SyncBuffer
