@@ -90,29 +90,43 @@ func TestALogAndATraceThatBlockDelayNoRenewalAndNoRunOfTheJob(t *testing.T) {
 }
 
 func TestACheckWhoseErrorBlocksDelaysNoEndOfAJob(t *testing.T) {
-	inBubble(t, func(t *scene) {
-		release := make(chan struct{})
-		defer close(release)
-		var sick atomic.Bool
-		a := t.start("a", tenure.CoordinatorConfig{Check: func(context.Context, tenure.Role) error {
-			if sick.Load() {
-				return blockingError(release)
-			}
-			return nil
-		}})
-		b := t.start("b", tenure.CoordinatorConfig{})
-		sick.Store(true)
-		time.Sleep(16 * time.Second) // less than the renew deadline
-		synctest.Wait()
-		require.Equal(t, tenure.RoleStandby, a.Status().Role)
-		t.wantHolder(b)
-	})
+	for name, texts := range map[string]int{"at once": 0, "when it is asked for again": 1} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *scene) {
+				release := make(chan struct{})
+				defer close(release)
+				var sick atomic.Bool
+				a := t.start("a", tenure.CoordinatorConfig{Check: func(context.Context, tenure.Role) error {
+					if !sick.Load() {
+						return nil
+					}
+					err := &blockingError{release: release}
+					err.texts.Store(int64(texts))
+					return err
+				}})
+				b := t.start("b", tenure.CoordinatorConfig{})
+				sick.Store(true)
+				time.Sleep(16 * time.Second) // less than the renew deadline
+				synctest.Wait()
+				require.Equal(t, tenure.RoleStandby, a.Status().Role)
+				t.wantHolder(b)
+			})
+		})
+	}
 }
 
-// blockingError is an error whose text cannot be had.
-type blockingError chan struct{}
+// blockingError is an error whose text can be had so many times, and then blocks.
+type blockingError struct {
+	texts   atomic.Int64
+	release chan struct{}
+}
 
-func (e blockingError) Error() string { <-e; return "at last" }
+func (e *blockingError) Error() string {
+	if e.texts.Add(-1) < 0 {
+		<-e.release
+	}
+	return "at last"
+}
 
 func TestAPanicOfTheLogOrTheTraceEndsTheTermInOrder(t *testing.T) {
 	run := func(t *testing.T, what string, panics tenure.CoordinatorConfig) {

@@ -43,15 +43,16 @@ func (b *base) ask(ctx context.Context, role Role) error {
 		return nil
 	}
 	answered, err := b.health.Ask(ctx, func(ctx context.Context) error {
-		return logtext.Sound(b.cfg.Check(ctx, role)) // here, because methods of the caller's error may block, too
+		err := logtext.Sound(b.cfg.Check(ctx, role))
+		if err != nil {
+			err = fmt.Errorf("%w: %w", ErrUnhealthy, err) // here, because an Error method of the caller's may block, too
+		}
+		return err
 	})
-	switch {
-	case !answered:
+	if !answered {
 		return fmt.Errorf("%w: the check has not returned: %w", ErrUnhealthy, context.DeadlineExceeded)
-	case err != nil:
-		return fmt.Errorf("%w: %w", ErrUnhealthy, err)
 	}
-	return nil
+	return err
 }
 
 // release releases the lease, unless another replica has it already. If a request has named a

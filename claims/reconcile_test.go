@@ -545,13 +545,18 @@ func TestASessionWhoseClaimsAreAllUndoneHearsOfIt(t *testing.T) {
 	})
 }
 
-// Two tables of one user may be the same: on SQLite names are not case-sensitive.
+// rowsByTwoNames returns the rows of one table by two names: on SQLite names are not case-sensitive.
+func (w *rowsWorld) rowsByTwoNames(p *process) (one, two *workedQueue) {
+	other := effect
+	other.Table = "TASKS"
+	return w.rowsOf(p, effect), w.rowsOf(p, other)
+}
+
+// Two tables of one user may be the same.
 func TestTwoNamesOfOneTableDisturbEachOtherNot(t *testing.T) {
 	inRowsBubble(t, effect, 2, func(w *rowsWorld) {
 		a := w.start("a")
-		other := effect
-		other.Table = "TASKS"
-		one, two := w.rowsOf(a, effect), w.rowsOf(a, other)
+		one, two := w.rowsByTwoNames(a)
 		ofOne, ofTwo := takeOf(w, one, 1)[0], takeOf(w, two, 1)[0]
 		time.Sleep(compareEvery + 2*ttl)
 		require.True(w, one.Holds(ofOne))
@@ -565,9 +570,7 @@ func TestTwoNamesOfOneTableDisturbEachOtherNot(t *testing.T) {
 func TestARowThatWasFinishedUnderAnotherNameOfItsTableIsNotAdopted(t *testing.T) {
 	inRowsBubble(t, effect, 2, func(w *rowsWorld) {
 		a := w.start("a")
-		other := effect
-		other.Table = "TASKS"
-		one, two := w.rowsOf(a, effect), w.rowsOf(a, other)
+		one, two := w.rowsByTwoNames(a)
 		ofTwo := takeOf(w, two, 1)
 		var reads bool
 		a.fault(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {

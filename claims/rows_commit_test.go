@@ -229,6 +229,7 @@ func xidReused(t *testing.T, crash func(s *kit.PostgresServer, backend int) erro
 	require.Zero(t, rowsOnPostgresAt(t, s.URL()).count(`SELECT count(*) FROM tasks WHERE result = 'x'`))
 	if !<-reused { // by useXid; a renewal of the session may have had it
 		require.Error(t, err)
+		require.Regexp(t, "nothing is written|unknown whether it is written", err.Error())
 		return false
 	}
 	require.ErrorContains(t, err, "unknown whether it is written")

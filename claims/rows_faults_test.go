@@ -525,6 +525,7 @@ func TestARowForWhichAFuncStillRunsIsNotTakenAllTheTime(t *testing.T) {
 		_, err := rows.Take(ctx, 1)
 		require.ErrorIs(w, err, context.DeadlineExceeded)
 		require.LessOrEqual(w, traffic.Take()["queue.free"], 1)
+		require.LessOrEqual(w, w.count(`SELECT attempts FROM tasks`), 2)
 		require.NoError(w, <-returned)
 		require.Equal(w, []string{"1"}, takenIDs(takeOf(w, rows, 1)))
 	})

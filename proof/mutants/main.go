@@ -85,8 +85,8 @@ var suites = []*suite{
 	{dir: "etcdtenure"},
 }
 
-// own maps a suite to the files whose mutants it must kill, and no other suite but that of
-// the test that has killed one before; the first suite that has a file here is tried.
+// own maps a suite to the files whose mutants are its own: besides the test that has killed
+// one of them before, only this suite is tried. Of several suites the first one counts.
 var own = map[string][]string{
 	"cmd/tenure":       {"cmd/tenure/"},
 	"schedule":         {"schedule/"},
