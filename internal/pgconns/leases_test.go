@@ -79,6 +79,7 @@ func TestACallFindsTheIdleConnectionAtAnyTime(t *testing.T) {
 	}
 	require.EqualValues(t, 1, set.Stat().NewConnsCount())
 	require.Equal(t, leastIdle, set.Config().MaxConnIdleTime, "at the next health check it is not closed either")
+	require.Equal(t, leastIdle, set.Config().HealthCheckPeriod, "a health check takes an idle connection away for a moment")
 }
 
 func isRetired(p *leases, conns *leaseSet) bool {

@@ -73,15 +73,25 @@ func dsn(path string) string {
 
 // whenFree calls a func that takes a lock. While another connection holds the lock, it repeats the call until
 // ctx ends or lockTimeout has passed. SQLite itself waits only for busyTimeout, because it does not
-// notice the end of ctx.
+// notice the end of ctx. A call that ctx interrupts says only that; whenFree adds what it was waiting for.
 func whenFree(ctx context.Context, take func() error) error {
 	waiting, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
+	var busy error
 	for {
 		err := take()
-		if err == nil || !isBusy(err) || !pace.Sleep(waiting, pace.Jitter(5*time.Millisecond)) {
+		switch {
+		case err == nil:
+			return nil
+		case !isBusy(err):
+			if busy != nil && ctx.Err() != nil {
+				err = fmt.Errorf("%w: %w", busy, err)
+			}
+			return err
+		case !pace.Sleep(waiting, pace.Jitter(5*time.Millisecond)):
 			return err
 		}
+		busy = err
 	}
 }
 

@@ -1,7 +1,9 @@
 package sqliteobjects
 
 import (
+	"bytes"
 	"database/sql"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,7 +27,13 @@ func TestAWatchThatEndsAtOnceLeavesNobodyWaitingForTheNext(t *testing.T) {
 			w.watch(objects.ID{Type: "lease", ID: "1"}).Stop()
 			last := w.watch(objects.ID{Type: "lease", ID: "1"})
 			time.Sleep(time.Hour)
+			require.Equal(t, 1, polling(), "goroutines that poll")
 			last.Stop()
 		}
 	})
+}
+
+func polling() int {
+	stacks := make([]byte, 1<<20)
+	return bytes.Count(stacks[:runtime.Stack(stacks, true)], []byte(".(*watches).poll("))
 }
