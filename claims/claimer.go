@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -14,11 +15,16 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
-// claimer claims given keys, for [Keys], or given rows, for a [Worker].
+// claimer claims given keys, for [Keys], given rows, for a [Worker], or any one of some keys, for [Slots].
 type claimer struct {
 	k    *kind
 	poll time.Duration // the longest time between two looks of a call that waits
 	rows bool          // they exist already, and may be free without being ready
+	one  bool          // any one of the keys will do
+
+	// When a look last found that so many keys have rows; guarded by the kind's turn.
+	looked   time.Time
+	lookedAt int
 
 	// send sends the statement that takes keys or rows: some that are free or whose sessions are gone, and
 	// some that are missing.
@@ -28,8 +34,8 @@ type claimer struct {
 }
 
 // try claims what is free, without waiting. It also reports whether another transaction has locked a row
-// that looked free, or the row is not ready.
-func (c *claimer) try(ctx context.Context, ids []string) (got []Claim, locked bool, err error) {
+// that looked free, or the row is not ready. hinted says that this is another try, because a hint has come.
+func (c *claimer) try(ctx context.Context, ids []string, hinted bool) (got []Claim, locked bool, err error) {
 	err = c.k.claiming(ctx, func(ctx context.Context, l *ledger) error {
 		var refused error
 		for some := range slices.Chunk(ids, perStatement) {
@@ -37,7 +43,7 @@ func (c *claimer) try(ctx context.Context, ids []string) (got []Claim, locked bo
 				return context.Cause(ctx)
 			}
 			sent := time.Now()
-			rows, left, err := c.take(ctx, l, some)
+			rows, left, err := c.take(ctx, l, some, hinted)
 			kept, over := c.keep(l, rows, sent)
 			if over != nil { // then no claim of this term is valid
 				got = nil
@@ -58,7 +64,7 @@ func (c *claimer) try(ctx context.Context, ids []string) (got []Claim, locked bo
 
 // tryNow is try for a caller who does not wait: before a failover has settled, no key is free.
 func (c *claimer) tryNow(ctx context.Context, ids []string) ([]Claim, error) {
-	got, _, err := c.try(ctx, ids)
+	got, _, err := c.try(ctx, ids, false)
 	if settlesIn(err) > 0 { // some may have been claimed before
 		err = nil
 	}
@@ -66,12 +72,19 @@ func (c *claimer) tryNow(ctx context.Context, ids []string) ([]Claim, error) {
 }
 
 // take makes the term the owner of the rows that it may take. It reads them first, in a separate
-// statement; [objects.Claim] explains why.
-func (c *claimer) take(ctx context.Context, l *ledger, ids []string) (taken []objects.Claim, locked bool, err error) {
-	k := c.k
+// statement; [objects.Claim] explains why. If any one will do, it first takes one that has been freed, and
+// after a hint, which says that one was, it looks no further if it has looked within a TTL.
+func (c *claimer) take(ctx context.Context, l *ledger, ids []string, hinted bool) (taken []objects.Claim, locked bool, err error) {
+	k, all := c.k, len(ids)
 	ids, err = k.claimable(l, ids)
 	if err != nil || len(ids) == 0 {
 		return nil, false, err
+	}
+	if c.one {
+		hinted = hinted && c.lookedAt == all && time.Since(c.looked) < k.s.cfg.TTL
+		if taken, err = c.write(ctx, l, ids, nil, nil); err != nil || len(taken) > 0 || hinted {
+			return taken, false, err
+		}
 	}
 	rows, err := k.table.look(ctx, k.name, ids)
 	if err != nil {
@@ -95,6 +108,9 @@ func (c *claimer) take(ctx context.Context, l *ledger, ids []string) (taken []ob
 		}
 	}
 	missing := slices.DeleteFunc(ids, func(id string) bool { return known[id] || c.rows })
+	if len(missing) == 0 {
+		c.looked, c.lookedAt = time.Now(), all
+	}
 	more, err := k.reclaim(l, unknown)
 	if free = append(free, more...); err != nil || len(free) == 0 && len(missing) == 0 {
 		return nil, false, err
@@ -113,6 +129,9 @@ func (c *claimer) write(ctx context.Context, l *ledger, free, gone, missing []st
 	err = inGroups(k.table.groups, slices.Concat(free, missing), func(ids []string) error {
 		if err := k.over(l); err != nil { // the statements before this one took long
 			return err
+		}
+		if c.one && len(rows) > 0 {
+			return nil
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -142,16 +161,16 @@ func (c *claimer) write(ctx context.Context, l *ledger, free, gone, missing []st
 	return rows, cmp.Or(err, refused)
 }
 
-// wait is try, but waits until it gets at least one claim.
-func (c *claimer) wait(ctx context.Context, ids []string) ([]Claim, error) {
+// wait is try, but waits until it gets at least one claim. Each try is for the keys that ids returns then.
+func (c *claimer) wait(ctx context.Context, ids func() []string) ([]Claim, error) {
 	s := c.k.s
 	hints := s.watch(keyOf(c.k.name)) // before the first look, so that no hint is missed
 	defer hints.Stop()
 	defer s.sweeper.addWaiter()()
 	var spurious pace.Limiter
-	flood := coalesce * time.Duration(1+len(ids)/perStatement) // many hints may be about other keys
 	for woken, tries := false, 0; ; {
-		got, locked, err := c.try(ctx, ids)
+		ids := ids()
+		got, locked, err := c.try(ctx, ids, woken)
 		switch {
 		case len(got) > 0:
 			return got, nil
@@ -176,6 +195,13 @@ func (c *claimer) wait(ctx context.Context, ids []string) ([]Claim, error) {
 			longest = min(c.poll, 10*time.Millisecond<<min(tries, 10))
 			tries++
 		}
+		flood := coalesce * time.Duration(1+len(ids)/perStatement) // many hints may be about other keys
+		if c.one {                                                 // for each free slot there is one hint for all who wait, and one of them gets it
+			flood = mostSpread
+		}
 		woken, _ = pace.Await(ctx, hints.C(), spurious.IgnoreFor(woken, min(flood, c.poll)), longest)
+		if woken && c.one {
+			pace.Sleep(ctx, rand.N(mostSpread))
+		}
 	}
 }

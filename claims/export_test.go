@@ -22,3 +22,6 @@ func (k *Keys) EndDenied() error { return k.kind.endDenied(k.kind.ledger.term.ct
 
 // Compare compares the claims of the current term with their rows, as after a failover.
 func (k *Keys) Compare() error { return k.kind.compare(k.kind.ledger.term.ctx, k.kind.ledger.term) }
+
+// LimitOf returns how many slots there are for this process.
+func LimitOf(s *Slots) int { return int(s.n.Load()) }

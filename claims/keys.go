@@ -104,7 +104,7 @@ func (k *Keys) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
 	var got []Claim
 	err := k.s.table.validKeys(k.name, ids)
 	if err == nil {
-		got, err = k.claimer.wait(ctx, ids)
+		got, err = k.claimer.wait(ctx, func() []string { return ids })
 	}
 	return got, opError("claim "+k.name, err)
 }

@@ -225,7 +225,32 @@ func (d *memDB) Look(ctx context.Context, kind string, ids []string, _ time.Dura
 }
 
 func (d *memDB) Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) (taken []objects.Claim, err error) {
-	isFree := func(r *memRow) bool { return r.Session == "" || slices.Contains(gone, r.Session) }
+	return d.take(ctx, session, kind, ids, missing, limit, func(r *memRow) bool {
+		return r.Session == "" || slices.Contains(gone, r.Session)
+	})
+}
+
+func (d *memDB) TakeOne(ctx context.Context, session, kind string, ids, gone []string, limit time.Duration) ([]objects.Claim, error) {
+	ids = slices.Clone(ids)
+	d.locked(func() {
+		token := func(id string) (token int64) {
+			if r := d.rows[rowKey{kind, id}]; r != nil {
+				token = r.Token
+			}
+			return token
+		}
+		slices.SortStableFunc(ids, func(a, b string) int { return cmp.Compare(token(a), token(b)) })
+	})
+	found := false
+	return d.take(ctx, session, kind, ids, nil, limit, func(r *memRow) bool {
+		one := !found && !r.isLocked() && (r.Session == "" || slices.Contains(gone, r.Session))
+		found = found || one
+		return one
+	})
+}
+
+// take takes the rows that are free, and missing ones.
+func (d *memDB) take(ctx context.Context, session, kind string, ids, missing []string, limit time.Duration, isFree func(*memRow) bool) (taken []objects.Claim, err error) {
 	_, err = d.write(ctx, limit, kind, ids, isFree, func(rows []*memRow) {
 		for _, r := range append(rows, d.create(kind, missing)...) {
 			before := r.Claim

@@ -16,6 +16,8 @@ const (
 	arenaTTLs = 100 // how long an arena lasts
 	calmTTLs  = 4   // how long nothing happens at its end
 	kind      = "tenant"
+	slotName  = "gpu"
+	slotKind  = "slots/" + slotName
 )
 
 // arena is a database, the hosts whose processes claim keys in it, and what happens to them.
@@ -55,6 +57,7 @@ type traits struct {
 	pausesClaims bool // a process is paused before it sees the answer to a claim
 	blocks       bool // the logs of processes block occasionally
 	workers      int  // that do not reach the database
+	slots        int  // at most so many are held; 0: there are none
 	moves        bool // processes move the claims of others to themselves
 	latency      time.Duration
 }
@@ -91,6 +94,9 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 		a.workers = 1 + rng.IntN(3)
 	}
 	a.moves = kit.RNG(seed, 202).IntN(2) == 0
+	if rng := kit.RNG(seed, 204); rng.IntN(2) == 0 {
+		a.slots = 1 + rng.IntN(4)
+	}
 	return a
 }
 

@@ -54,6 +54,8 @@ type life struct {
 	name     string
 	session  *claims.Session
 	keys     *claims.Keys
+	slots    *claims.Slots
+	limited  time.Time // when their limit last changed; guarded by the database's mutex
 	store    tenure.Store
 	queue    *claims.Queue // nil: there is none
 	shutdown context.CancelFunc
@@ -149,6 +151,11 @@ func (h *host) start() {
 	}
 	if l.keys, err = claims.NewKeys(l.session, kind); err != nil {
 		panic(err)
+	}
+	if h.a.slots > 0 {
+		if l.slots, err = claims.NewSlots(l.session, slotName, h.a.slots); err != nil {
+			panic(err)
+		}
 	}
 	if l.store = store; h.a.workers > 0 {
 		l.queue, err = claims.NewQueue(store, claims.QueueConfig{

@@ -30,11 +30,11 @@ func (j *judge) begins(l *life, ctx context.Context, c claims.Claim) *run {
 	}
 	j.runs++
 	j.a.line.Say(l.name, "FUNC for %s begins: %d", c, c.Token)
-	if ctx.Err() == nil && !l.keys.Holds(c) {
+	if ctx.Err() == nil && !l.holds(c) {
 		j.violated("S1", "%s's func for %s begins without a claim", l.name, c)
 	}
 	_, moved := j.moved[r.Claim] // and its owner does not know yet
-	if row := j.a.db.rows[rowKey{kind, c.Key.ID}]; s.stands() && !s.tainted && !moved && (row == nil || row.Claim != r.Claim) {
+	if row := j.a.db.rows[rowKey{c.Key.Type, c.Key.ID}]; s.stands() && !s.tainted && !moved && (row == nil || row.Claim != r.Claim) {
 		j.violated("S1", "%s's func for %s begins with token %d, and the row has %+v", l.name, c, c.Token, row.Claim)
 	}
 	if c.Token <= k.ran && !s.tainted && !moved && !j.mayLookExpired(s) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -77,18 +78,26 @@ type claimed struct {
 	denied time.Time // since when its row has said otherwise, although it is held; zero: it has not
 }
 
-// waiting is a call of Claim.
+// waiting is a call of Claim, or of Take for a slot.
 type waiting struct {
 	life  *life
-	ids   []string
+	ids   []string // nil: any slot
 	since time.Time
+}
+
+// wants returns the keys for which the call waits.
+func (w *waiting) wants() []string {
+	if w.ids == nil {
+		return w.life.h.a.slotIDs(claims.LimitOf(w.life.slots))
+	}
+	return w.ids
 }
 
 func newJudge(a *arena) *judge {
 	j := &judge{a: a, sessions: map[string]*session{}, keys: map[string]*key{}, waits: map[*waiting]bool{}, released: map[*life]map[claims.Claim]bool{}, moved: map[objects.Claim]bool{}}
 	j.remoteSessions, j.servings = map[string]*remoteRecord{}, map[*serving]bool{}
 	j.jobTokens, j.doneBy = map[string]int64{}, map[string]objects.Claim{}
-	for _, id := range a.keys {
+	for _, id := range slices.Concat(a.keys, a.slotIDs(a.slots)) {
 		j.keys[id] = &key{changed: time.Now()}
 	}
 	j.tally.arenas, j.tally.hours = 1, map[time.Duration]float64{a.ttl: float64(a.hostCount) * (arenaTTLs * a.ttl).Hours()}
@@ -208,6 +217,10 @@ func (j *judge) rowTaken(ctx context.Context, before, after objects.Claim) {
 		j.violated("S3", "%s's claim of %s gets the token %d after %d", l.name, after.ID, after.Token, k.token)
 	}
 	k.token = after.Token
+	if after.Kind == slotKind {
+		kit.Count(&j.judged, "slots taken")
+		j.slotTaken(l, after)
+	}
 	if _, moved := j.moved[before]; before.Session != "" && !moved {
 		kit.Count(&j.judged, "claims of rows of the dead")
 		if old := j.sessions[before.Session]; old.stands() {
@@ -226,13 +239,28 @@ func (j *judge) rowTaken(ctx context.Context, before, after objects.Claim) {
 	}
 }
 
+// slotTaken checks that no more slots are held than there are.
+func (j *judge) slotTaken(l *life, c objects.Claim) {
+	held := 0
+	for id, k := range j.keys {
+		if kindOf(id) == slotKind && slices.ContainsFunc(k.claims, func(c claimed) bool {
+			return !c.life.dead() && c.life.holds(claimOf(c.Claim)) && !j.mayBeOutwaited(j.sessions[c.Session]) && !j.mayLookExpired(j.sessions[c.Session])
+		}) {
+			held++
+		}
+	}
+	if n, _ := strconv.Atoi(c.ID); n >= j.a.slots || held >= j.a.slots {
+		j.violated("N", "%s takes slot %s while %d are held, of %d", l.name, c.ID, held, j.a.slots)
+	}
+}
+
 // rowReasserted is called when a session has written a claim again that a failover has lost.
 func (j *judge) rowReasserted(ctx context.Context, after objects.Claim) {
 	k, l := j.keys[after.ID], lifeOf(ctx)
 	kit.Count(&j.judged, "claims written again")
 	j.a.line.Say(l.name, "%s is claimed again by session %s: %d", after.ID, after.Session[:4], after.Token)
 	for _, c := range k.claims {
-		if _, moved := j.moved[after]; !moved && c.Token > after.Token && !c.life.dead() && c.life.keys.Holds(claimOf(c.Claim)) {
+		if _, moved := j.moved[after]; !moved && c.Token > after.Token && !c.life.dead() && c.life.holds(claimOf(c.Claim)) {
 			j.violated("S1", "%s claims %s again with token %d, while %s holds it with %d", l.name, after.ID, after.Token, c.life.name, c.Token)
 		}
 	}
@@ -269,7 +297,7 @@ func (j *judge) given(l *life, got []claims.Claim) {
 // nobodyHolds checks that no process holds a claim of a key.
 func (j *judge) nobodyHolds(k *key, when string) {
 	for _, c := range k.claims {
-		if c.life.dead() || !c.life.keys.Holds(claimOf(c.Claim)) {
+		if c.life.dead() || !c.life.holds(claimOf(c.Claim)) {
 			continue
 		}
 		s := j.sessions[c.Session]

@@ -32,7 +32,7 @@ func (l *life) isRested() (since time.Time, ok bool) {
 func (j *judge) looksAround() {
 	named := make(map[*session]bool)
 	for id, k := range j.keys {
-		r := j.a.db.rows[rowKey{kind, id}]
+		r := j.a.db.rows[rowKey{kindOf(id), id}]
 		if r == nil {
 			j.isConfirmed(k, &memRow{})
 			continue
@@ -47,7 +47,7 @@ func (j *judge) looksAround() {
 		}
 	}
 	for w := range j.waits {
-		for _, id := range w.ids {
+		for _, id := range w.wants() {
 			j.isServed(w, id)
 		}
 	}
@@ -62,7 +62,7 @@ func (j *judge) looksAround() {
 
 // isServed checks that a call that waits gets a key that is free.
 func (j *judge) isServed(w *waiting, id string) {
-	k, r := j.keys[id], j.a.db.rows[rowKey{kind, id}]
+	k, r := j.keys[id], j.a.db.rows[rowKey{kindOf(id), id}]
 	since, ok := w.life.isRested()
 	if !ok {
 		return
@@ -96,6 +96,9 @@ func (j *judge) isServed(w *waiting, id string) {
 		free = later(free, seen.Add(j.a.longestTTL()))
 	}
 	from := later(later(since, w.since), later(free, k.locked))
+	if w.ids == nil {
+		from = later(from, w.life.limited)
+	}
 	bound := w.life.h.ttl + w.life.h.ttl/3 + 10*time.Second
 	if took := time.Since(from); took > bound {
 		j.violated("liveness", "%s waits for %s, which has been free for %v", w.life.name, id, took)
@@ -117,7 +120,7 @@ func (j *judge) isKnown(r *memRow, k *key) {
 	}
 	l := s.life
 	since, ok := l.isRested()
-	if !ok || l.session.ID() != r.Session || l.keys.Holds(claimOf(r.Claim)) ||
+	if !ok || l.session.ID() != r.Session || l.holds(claimOf(r.Claim)) ||
 		slices.ContainsFunc(k.runs, func(run *run) bool { return run.life == l }) {
 		k.known = time.Now()
 		return
@@ -138,7 +141,7 @@ func (j *judge) isConfirmed(k *key, r *memRow) {
 	for i := range k.claims {
 		c := &k.claims[i]
 		since, ok := c.life.isRested()
-		if !ok || r.Claim == c.Claim || !c.life.keys.Holds(claimOf(c.Claim)) {
+		if !ok || r.Claim == c.Claim || !c.life.holds(claimOf(c.Claim)) {
 			c.denied = time.Time{}
 			continue
 		}
@@ -195,11 +198,11 @@ func (j *judge) buriedInTime(s *session) {
 		if !ok || w.life == s.life || since.After(expired) || w.since.After(expired) {
 			continue
 		}
-		for _, id := range w.ids {
+		for _, id := range w.wants() {
 			if s.ttl < w.life.h.ttl && !w.life.looked.After(j.keys[id].changed) { // it does not know of the session
 				continue
 			}
-			k, r := j.keys[id], j.a.db.rows[rowKey{kind, id}]
+			k, r := j.keys[id], j.a.db.rows[rowKey{kindOf(id), id}]
 			if r != nil && r.Session == s.id && k.changed.Before(expired) {
 				s.late = true
 				j.violated("S4", "%s has expired, and %v later it is not buried, although %s waits for %s", s.who(), took, w.life.name, id)
@@ -245,7 +248,7 @@ func (j *judge) calmEnds() {
 		for op, most := range map[string]int{
 			"put": int(length/(l.h.ttl/3)) + 1, "claims.sessions": int(length/(shortest*3/4)) + 1 + j.begun - j.calmBegun,
 			"claims.take": 0, "claims.move": 0, "claims.look": 0, "list": int(length/(shortest*3/4)) + 1,
-			"settle":       int(length/l.h.ttl) + 1,                      // after a lost answer
+			"settle":       2 * (int(length/l.h.ttl) + 1),                // of either kind, after a lost answer
 			"claims.owned": 4 + 2*sent["delete"] + int(length/time.Hour), // to free the rows of those that it buries, and to compare its own
 		} {
 			if sent[op] > most {

@@ -36,6 +36,8 @@ import (
 //
 //   - S7: when nothing happens, processes send renewals and looks, however many keys they hold.
 //
+//   - N: no more slots of a name are held than the greatest limit of a process, and none has a greater number.
+//
 //   - Move: a claim is moved only if it is the one that was seen. Its former owner may believe in it until
 //     it hears of that: within the time of liveness.
 //

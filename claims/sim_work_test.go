@@ -3,6 +3,8 @@ package claims_test
 import (
 	"context"
 	"math"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,7 +20,12 @@ func (l *life) work(ctx context.Context) {
 	var working sync.WaitGroup
 	defer working.Wait()
 	for ctx.Err() == nil && !l.h.a.isCalm() {
-		got, _ := l.get(ctx, l.someKeys()) // beside an error, too
+		var got []claims.Claim
+		if l.slots != nil && d.One(3) {
+			got = l.getSlot(ctx)
+		} else {
+			got, _ = l.get(ctx, l.someKeys()) // beside an error, too
+		}
 		l.h.a.locked(func() { l.h.a.judge.given(l, got) })
 		if !l.halt() {
 			return
@@ -70,11 +77,17 @@ func (l *life) get(ctx context.Context, ids []string) ([]claims.Claim, error) {
 	if a.moves && d.One(6) {
 		return l.move(ctx, ids)
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.h.ttl*time.Duration(1+d.N(8)))
-	defer cancel()
+	ctx, done := l.waits(ctx, ids)
+	defer done()
+	return l.keys.Claim(ctx, ids...)
+}
+
+// waits tells the judge of a call that waits, and returns the context of a caller that gives up.
+func (l *life) waits(ctx context.Context, ids []string) (_ context.Context, done func()) {
+	a := l.h.a
+	ctx, cancel := context.WithTimeout(ctx, l.h.ttl*time.Duration(1+l.h.dice.N(8)))
 	stop := make(chan struct{})
-	defer close(stop)
-	a.running.Go(func() { // a caller that gives up
+	a.running.Go(func() {
 		select {
 		case <-a.calm:
 			cancel()
@@ -83,8 +96,55 @@ func (l *life) get(ctx context.Context, ids []string) ([]claims.Claim, error) {
 	})
 	w := &waiting{life: l, ids: ids, since: time.Now()}
 	a.locked(func() { a.judge.waits[w] = true })
-	defer a.locked(func() { delete(a.judge.waits, w) })
-	return l.keys.Claim(ctx, ids...)
+	return ctx, func() {
+		a.locked(func() { delete(a.judge.waits, w) })
+		close(stop)
+		cancel()
+	}
+}
+
+// getSlot takes a slot.
+func (l *life) getSlot(ctx context.Context) []claims.Claim {
+	d := l.h.dice
+	if d.One(5) {
+		l.h.a.locked(func() { l.limited = time.Now() })
+		_ = l.slots.SetLimit(1 + d.N(l.h.a.slots))
+	}
+	take := l.slots.TryTake
+	if !d.One(5) {
+		var done func()
+		ctx, done = l.waits(ctx, nil)
+		defer done()
+		take = l.slots.Take
+	}
+	c, err := take(ctx)
+	if err != nil {
+		return nil
+	}
+	return []claims.Claim{c}
+}
+
+// holds reports whether the process holds a claim of a key or a slot.
+func (l *life) holds(c claims.Claim) bool {
+	if c.Key.Type == slotKind {
+		return l.slots.Holds(c)
+	}
+	return l.keys.Holds(c)
+}
+
+// kindOf returns the kind of a key or a slot.
+func kindOf(id string) string {
+	if strings.HasPrefix(id, "t") {
+		return kind
+	}
+	return slotKind
+}
+
+func (a *arena) slotIDs(n int) (ids []string) {
+	for i := range n {
+		ids = append(ids, strconv.Itoa(i))
+	}
+	return ids
 }
 
 // move moves keys to this process, often because of claims that it saw a while ago.
@@ -116,9 +176,13 @@ func (l *life) release(ctx context.Context, after time.Duration, got []claims.Cl
 	ctx, cancel := context.WithTimeout(ctx, l.h.ttl)
 	defer cancel()
 	l.h.a.locked(func() { l.h.a.judge.releasing(l, got) })
-	_ = l.keys.Release(ctx, got...)
+	release := l.keys.Release
+	if got[0].Key.Type == slotKind {
+		release = l.slots.Release
+	}
+	_ = release(ctx, got...)
 	for _, c := range got { // if one of them was released before, none was now
-		_ = l.keys.Release(ctx, c)
+		_ = release(ctx, c)
 	}
 }
 
@@ -127,7 +191,11 @@ func (l *life) do(ctx context.Context, c claims.Claim) {
 	if !l.halt() {
 		return
 	}
-	_ = l.keys.Do(context.WithoutCancel(ctx), c, func(ctx context.Context) error {
+	do := l.keys.Do
+	if c.Key.Type == slotKind {
+		do = l.slots.Do
+	}
+	_ = do(context.WithoutCancel(ctx), c, func(ctx context.Context) error {
 		l.act(ctx, c)
 		return nil
 	})

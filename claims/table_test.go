@@ -78,6 +78,7 @@ func testTables(t *testing.T, d *tables) {
 	for name, rule := range map[string]func(*tables){
 		"a row is taken if it is missing or free":                          (*tables).takesFreeRows,
 		"a row is taken from a session that is gone, if it names the same": (*tables).takesFromTheGone,
+		"of several rows one is taken, the one that was taken longest ago": (*tables).takesOne,
 		"a row is freed by its session and token":                          (*tables).frees,
 		"the rows of a session are read in order":                          (*tables).readsOwned,
 		"the sessions that rows name are read with their records":          (*tables).readsSessions,
@@ -182,6 +183,46 @@ func (d *tables) takesFromTheGone() {
 	d.bury("b")
 	require.True(d, d.look("g1").Gone)
 	require.Len(d, d.take("c", []string{"g1"}, []string{"b"}, nil), 1)
+}
+
+func (d *tables) takesOne() {
+	for _, session := range []string{"a", "b", "c"} {
+		d.begin(session)
+	}
+	one := func(session string, gone ...string) (id string) {
+		d.Helper()
+		rows := must(d.TakeOne(d.Context(), session, "tenant", []string{"o1", "o2", "o3", "none"}, gone, kit.Patience))(d.T)
+		for _, r := range rows {
+			require.Empty(d, id)
+			id = r.ID
+			require.Equal(d, session, r.Session)
+			require.Equal(d, r, d.look(id))
+		}
+		return id
+	}
+	require.Empty(d, one("a"), "there are none")
+	var rows []objects.Claim
+	for _, id := range []string{"o2", "o1", "o3"} {
+		rows = append(rows, d.take("a", nil, nil, []string{id})...)
+	}
+	require.Empty(d, one("b"))
+	require.Equal(d, "o2", one("b", "a"), "the session counts as gone")
+	d.free(rows[2])
+	d.free(rows[1])
+	require.Equal(d, "o1", one("b"))
+	require.Equal(d, "o3", one("c"))
+	require.Empty(d, one("a"))
+	require.Greater(d, d.look("o3").Token, rows[2].Token)
+
+	if d.lock != nil {
+		d.free(d.look("o1"))
+		d.free(d.look("o3"))
+		unlock := d.lock(d.look("o1"))
+		require.Equal(d, "o3", one("a"), "o1 is locked")
+		require.Empty(d, one("a"))
+		unlock()
+		require.Equal(d, "o1", one("a"))
+	}
 }
 
 func (d *tables) frees() {

@@ -117,7 +117,7 @@ func (w *Worker) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
 	var got []Claim
 	err := w.kind.table.validKeys(w.q.cfg.Table, ids)
 	if err == nil {
-		got, err = w.claimer.wait(ctx, ids)
+		got, err = w.claimer.wait(ctx, func() []string { return ids })
 	}
 	return got, w.q.failed("claim", err)
 }

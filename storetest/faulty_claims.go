@@ -138,6 +138,12 @@ func (c faultyClaims) Take(ctx context.Context, session, kind string, ids, gone,
 	})
 }
 
+func (c faultyClaims) TakeOne(ctx context.Context, session, kind string, ids, gone []string, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, c.f, limit, c.call("take", kind, session, ids), func(ctx context.Context) ([]objects.Claim, error) {
+		return c.table.TakeOne(ctx, session, kind, ids, gone, limit)
+	})
+}
+
 func (c faultyClaims) Move(ctx context.Context, session, kind string, seen []objects.Claim, limit time.Duration) (moved, locked []objects.Claim, err error) {
 	type answer struct{ moved, locked []objects.Claim }
 	a, err := within(ctx, c.f, limit, c.call("move", kind, session, idsOf(seen)), func(ctx context.Context) (a answer, err error) {

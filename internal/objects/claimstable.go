@@ -65,6 +65,9 @@ type ClaimsTable interface {
 	// transaction has locked, and returns those that the session owns now and did not own before.
 	Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]Claim, error)
 
+	// TakeOne is Take for one of the rows among ids that may be taken: the one that was taken longest ago.
+	TakeOne(ctx context.Context, session, kind string, ids, gone []string, limit time.Duration) ([]Claim, error)
+
 	// Move makes a session the owner of rows of others, if the claims on them are those that were seen,
 	// and tells their owners as Request does. It leaves rows that another transaction has locked, and
 	// returns them as they were seen.

@@ -52,6 +52,9 @@ const (
 	isOfNobody = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = r.session)`
 	hasEnded   = `NOT EXISTS (SELECT FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
 
+	isFree    = `(session IS NULL OR session = ANY($4))`
+	nextToken = `greatest(CASE WHEN token < {version_limit} THEN token + 1 END, {now_us})`
+
 	lookAtClaims = `
 			SELECT kind, id, coalesce(session, ''), token, session IS NOT NULL AND ` + isGone + `
 			FROM {claims} c WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($2::text[])))`
@@ -60,17 +63,25 @@ const (
 	// when it is locked. The update does not find it by its ctid, so it is left.
 	takeClaims = `
 			WITH locked AS MATERIALIZED (
-				SELECT ctid FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND (session IS NULL OR session = ANY($4))
+				SELECT ctid FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND ` + isFree + `
 				FOR NO KEY UPDATE SKIP LOCKED),
 			taken AS (
 				UPDATE {claims} SET session = $2,
-					token = greatest(CASE WHEN token < {version_limit} THEN token + 1 END, {now_us})
+					token = ` + nextToken + `
 				WHERE ctid = ANY(ARRAY(SELECT ctid FROM locked)) RETURNING kind, id, session, token),
 			made AS (
 				INSERT INTO {claims} (kind, id, session, token)
 				SELECT $1, id, $2, {now_us} FROM unnest($5::text[]) missing(id) ORDER BY id
 				ON CONFLICT (kind, id) DO NOTHING RETURNING kind, id, session, token)
 			SELECT *, false FROM taken UNION ALL SELECT *, false FROM made`
+
+	takeOneClaim = `
+			WITH locked AS MATERIALIZED (
+				SELECT ctid FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND ` + isFree + `
+				ORDER BY token LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED)
+			UPDATE {claims} SET session = $2,
+				token = ` + nextToken + `
+			WHERE ctid = ANY(ARRAY(SELECT ctid FROM locked)) RETURNING kind, id, session, token, false`
 
 	// Returns the rows that it moved, and with true those that it left although they are as they were seen.
 	// Those of seen that have changed since the statement began have other ctids, so they are left, too.
@@ -211,6 +222,10 @@ func (c *Claims) Look(ctx context.Context, kind string, ids []string, limit time
 
 func (c *Claims) Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]objects.Claim, error) {
 	return query(ctx, c, limit, scanClaim, takeClaims, kind, session, ids, gone, missing)
+}
+
+func (c *Claims) TakeOne(ctx context.Context, session, kind string, ids, gone []string, limit time.Duration) ([]objects.Claim, error) {
+	return query(ctx, c, limit, scanClaim, takeOneClaim, kind, session, ids, gone)
 }
 
 func (c *Claims) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, _ objects.Freeing, limit time.Duration) ([]objects.Claim, error) {

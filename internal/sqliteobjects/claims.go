@@ -39,6 +39,13 @@ const (
 				token = max(CASE WHEN token < {version_limit} THEN token + 1 ELSE 0 END, excluded.token)
 			WHERE session IS NULL OR CAST(session AS TEXT) IN (SELECT value FROM json_each(?5))
 			RETURNING kind, id, session, token, 0`
+	takeOneClaim = `
+			UPDATE {claims} SET session = ?2, token = max(CASE WHEN token < {version_limit} THEN token + 1 ELSE 0 END, ?3)
+			WHERE rowid IN (
+				SELECT rowid FROM {claims} WHERE kind = ?1 AND id IN (SELECT value FROM json_each(?4))
+					AND (session IS NULL OR CAST(session AS TEXT) IN (SELECT value FROM json_each(?5)))
+				ORDER BY token LIMIT 1)
+			RETURNING kind, id, session, token, 0`
 	seenClaims = `kind = ?1 AND (id, session, token) IN (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(?2))`
 	tellOwners = `
@@ -119,8 +126,16 @@ func (c *Claims) Look(ctx context.Context, kind string, ids []string, limit time
 }
 
 func (c *Claims) Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) (taken []objects.Claim, err error) {
+	return c.take(ctx, limit, takeClaims, kind, session, slices.Concat(ids, missing), gone)
+}
+
+func (c *Claims) TakeOne(ctx context.Context, session, kind string, ids, gone []string, limit time.Duration) ([]objects.Claim, error) {
+	return c.take(ctx, limit, takeOneClaim, kind, session, ids, gone)
+}
+
+func (c *Claims) take(ctx context.Context, limit time.Duration, statement, kind, session string, ids, gone []string) (taken []objects.Claim, err error) {
 	err = c.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) (err error) {
-		taken, err = all(ctx, tx, scanClaim, c.table.in(takeClaims), kind, session, time.Now().UnixMicro(), list(slices.Concat(ids, missing)), list(gone))
+		taken, err = all(ctx, tx, scanClaim, c.table.in(statement), kind, session, time.Now().UnixMicro(), list(ids), list(gone))
 		return err
 	})
 	if err != nil {

@@ -137,8 +137,9 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 	}
 	j.w.line.Say(h.who, "%s %d lands", map[bool]string{true: "offer", false: "term"}[begun.offer], begun.token)
 	// A restore may undo an offer, and bring back the record for which it was made. Then it is
-	// made again.
-	if known := j.terms[begun.id]; known != nil && !(begun.offer && known.offer && known.restored) {
+	// made again. What an operator writes has no ID but the version, which a restore may bring back.
+	repeats := begun.life == nil
+	if known := j.terms[begun.id]; known != nil && !(known.restored && (repeats || begun.offer && known.offer)) {
 		j.violated("tokens", "%s's term %d has come back", h.who, known.token)
 	}
 	switch {

@@ -1,0 +1,177 @@
+package claims
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
+)
+
+const (
+	// mostSlots is how many slots a name has at most.
+	mostSlots = 1000
+
+	// mostSpread is the time after a hint in which processes try to take a slot, each at a random moment,
+	// so that each has the same chance.
+	mostSpread = 2 * time.Millisecond
+)
+
+// Slots are a number of permits under one name, of which each is held by at most one claim: at most N
+// jobs of that name run at the same time, in all processes together. Each slot is a key of the kind
+// "slots/NAME" and has a number from 0 to N-1, which nobody else has meanwhile. As no count is
+// kept, none can be wrong: the slot of a process that has crashed is free when its session has expired.
+//
+// Within a process calls get slots in the order in which they came. Among processes chance decides.
+//
+// All methods are safe for concurrent use.
+type Slots struct {
+	keys    *Keys
+	claimer *claimer
+	turn    chan struct{} // held by the call that waits for a slot; the others wait behind it
+	n       atomic.Int64
+	freed   atomic.Int64 // when this process last freed a slot
+}
+
+// NewSlots returns n slots of a name, at least 1 and at most 1,000. A session has at most one Slots for each
+// name. Processes that use different numbers hold at most the greatest of them together. NewSlots does
+// no I/O.
+func NewSlots(s *Session, name string, n int) (*Slots, error) {
+	slots, err := newSlots(s, name, n)
+	return slots, opError("new slots", err)
+}
+
+func newSlots(s *Session, name string, n int) (*Slots, error) {
+	err := validLimit(n)
+	if name == "" {
+		err = fmt.Errorf("%w: the name of the slots is empty", tenure.ErrInvalid)
+	}
+	if err != nil {
+		return nil, err
+	}
+	all, err := newKeys(s, []string{"slots/" + name})
+	if err != nil {
+		return nil, err
+	}
+	keys := all[0]
+	slots := &Slots{keys: keys, turn: make(chan struct{}, 1)}
+	slots.n.Store(int64(n))
+	slots.claimer = &claimer{
+		k: keys.kind, poll: s.cfg.PollInterval, one: true, keep: keys.claimer.keep,
+		send: func(ctx context.Context, l *ledger, free, gone, missing []string) ([]objects.Claim, error) {
+			if len(free) == 0 {
+				return s.claims.Take(ctx, l.term.id, keys.name, nil, nil, missing[:1], s.limit)
+			}
+			return s.claims.TakeOne(ctx, l.term.id, keys.name, free, gone, s.limit)
+		},
+	}
+	return slots, nil
+}
+
+func validLimit(n int) error {
+	if n < 1 || n > mostSlots {
+		return fmt.Errorf("%w: %d slots, of which there must be 1 to %d", tenure.ErrInvalid, n, mostSlots)
+	}
+	return nil
+}
+
+// SetLimit changes the number of slots, in this process. A slot whose number is too great now is not taken
+// again once it is free; to hurry its holder, call [Slots.RequestRelease]. Until then more than n may be
+// held, but never more than before. If there are more slots now, calls that wait are woken, as by [Keys.Wake].
+func (s *Slots) SetLimit(n int) error {
+	if err := validLimit(n); err != nil {
+		return opError("set limit of "+s.keys.name, err)
+	}
+	if s.n.Swap(int64(n)) < int64(n) {
+		s.keys.Wake()
+	}
+	return nil
+}
+
+// ids returns the keys of all slots.
+func (s *Slots) ids() []string {
+	ids := make([]string, s.n.Load())
+	for i := range ids {
+		ids[i] = strconv.Itoa(i)
+	}
+	return ids
+}
+
+// Number returns the number of the slot of a claim.
+func (s *Slots) Number(c Claim) int {
+	n, _ := strconv.Atoi(c.Key.ID)
+	return n
+}
+
+// Take waits for a slot and takes the one whose last claim began longest ago, so that no number is used
+// again sooner than it must be. While there is no session, Take
+// waits for one; [ErrClosed] reports that there will be none. Errors of the store do not end it, except
+// [tenure.ErrSetup]. If a slot was taken before ctx was done, Take returns it without an error.
+func (s *Slots) Take(ctx context.Context) (Claim, error) {
+	c, err := s.wait(ctx)
+	return c, opError("take "+s.keys.name, err)
+}
+
+func (s *Slots) wait(ctx context.Context) (Claim, error) {
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-ctx.Done():
+		return Claim{}, context.Cause(ctx)
+	}
+	// Other processes hear of it about a millisecond later, and follow the hint after mostSpread.
+	if freed := time.UnixMicro(s.freed.Load()); time.Since(freed) < mostSpread {
+		pace.Sleep(ctx, rand.N(2*mostSpread))
+	}
+	got, err := s.claimer.wait(ctx, s.ids)
+	if len(got) == 0 {
+		return Claim{}, err
+	}
+	return got[0], nil
+}
+
+// TryTake is Take, but returns [tenure.ErrHeld] if no slot is free.
+func (s *Slots) TryTake(ctx context.Context) (Claim, error) {
+	got, err := s.claimer.tryNow(ctx, s.ids())
+	if len(got) > 0 {
+		return got[0], nil
+	}
+	return Claim{}, opError("try to take "+s.keys.name, cmp.Or(err, tenure.ErrHeld))
+}
+
+// Do calls fn with a context that ends when the claim does, and frees the slot when fn has returned, as
+// [Keys.Do] does.
+func (s *Slots) Do(ctx context.Context, c Claim, fn func(context.Context) error) error {
+	defer s.noteFreed()
+	return s.keys.Do(ctx, c, fn)
+}
+
+// Release frees slots, as [Keys.Release] does.
+func (s *Slots) Release(ctx context.Context, claims ...Claim) error {
+	defer s.noteFreed()
+	return s.keys.Release(ctx, claims...)
+}
+
+func (s *Slots) noteFreed() { s.freed.Store(time.Now().UnixMicro()) }
+
+// RequestRelease asks the holders of slots to release them, as [Keys.RequestRelease] does.
+func (s *Slots) RequestRelease(ctx context.Context, numbers ...int) error {
+	ids := make([]string, len(numbers))
+	for i, n := range numbers {
+		ids[i] = strconv.Itoa(n)
+	}
+	return s.keys.RequestRelease(ctx, ids...)
+}
+
+// Detach ends this session's own use of slots without freeing them, see [Keys.Detach].
+func (s *Slots) Detach(claims ...Claim) error { return s.keys.Detach(claims...) }
+
+// Holds reports whether this session holds the claim and may rely on it, see [tenure.Term.Valid]. It does
+// no I/O.
+func (s *Slots) Holds(c Claim) bool { return s.keys.Holds(c) }
