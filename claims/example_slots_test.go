@@ -1,0 +1,61 @@
+package claims_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/proof/kit"
+)
+
+// At most four jobs use a GPU at a time, in all processes together.
+func ExampleSlots() {
+	ctx, cancel := context.WithCancel(context.Background())
+	store := kit.Must(tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{}))
+	defer store.Close()
+	check(store.Migrate(ctx))
+	check(claims.Migrate(ctx, store))
+	session := kit.Must(claims.NewSession(store, claims.SessionConfig{}))
+	ended := make(chan error)
+	go func() { ended <- session.Run(ctx) }()
+	train := func(ctx context.Context, gpu int) error {
+		fmt.Println("trains on GPU", gpu)
+		return nil
+	}
+
+	gpus, err := claims.NewSlots(session, "gpu", 4)
+	check(err)
+	slot, err := gpus.Take(ctx) // waits for one of the four
+	check(err)
+	err = gpus.Do(ctx, slot, func(ctx context.Context) error { // ctx ends when the claim does
+		return train(ctx, gpus.Number(slot)) // 0 to 3
+	})
+
+	check(err)
+	cancel()
+	check(<-ended)
+	// Output: trains on GPU 0
+}
+
+// IDs have a number that no other process has, and a time that is later than that of its former owner.
+func ExampleSlots_Number() {
+	ctx := context.Background()
+	var workers *claims.Slots // see NewSlots
+	slot, err := workers.Take(ctx)
+	check(err)
+	taken := time.Now()
+	next := func() (ms int64, worker int, ok bool) {
+		ms = (slot.Token + time.Since(taken).Microseconds()) / 1000
+		return ms, workers.Number(slot), ms > slot.Token/1000 && workers.Holds(slot)
+	}
+	fmt.Println(next())
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
