@@ -169,6 +169,9 @@ type CoordinatorConfig struct {
 	// It must return when its context ends, as a job must: with the term, or after ten TTLs.
 	FencePredecessor func(ctx context.Context, prev Holding) error
 
+	// Drain, if set, has this replica resign while it is drained, and not compete.
+	Drain *Drain
+
 	// Logger gets one line for each acquire, loss and release, and for each problem.
 	// Nothing waits for it: see [Trace]. Default: the lease's.
 	Logger *slog.Logger

@@ -26,7 +26,8 @@ type Coordinator struct {
 	keeper *keeper    // of the term held; nil for a standby
 	resign *resignation
 	down   bool               // the replica stands down
-	turn   context.CancelFunc // ends what it does as a standby, because down has changed; nil: it is none
+	out    bool               // the replica is drained
+	turn   context.CancelFunc // ends what it does as a standby, because one of these has changed; nil: it is none
 }
 
 // longestCall limits a call to the store, however long the TTL is, because a shutdown waits
@@ -82,6 +83,7 @@ func (c *Coordinator) Run(ctx context.Context) error {
 		return fmt.Errorf("tenure: run: %w", err)
 	}
 	defer done()
+	c.cfg.Drain.AwaitMark(ctx)
 	standby := standby{base: &c.base, hints: hints}
 	for pause := time.Duration(0); ctx.Err() == nil; {
 		term := c.standBy(ctx, &standby, pause)
@@ -99,7 +101,7 @@ func (c *Coordinator) standBy(ctx context.Context, s *standby, pause time.Durati
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	c.mu.Lock()
-	down := c.down
+	down, out := c.down, c.out
 	c.turn = func() { cancel(ErrResigned) }
 	c.mu.Unlock()
 	defer func() {
@@ -107,14 +109,19 @@ func (c *Coordinator) standBy(ctx context.Context, s *standby, pause time.Durati
 		c.turn = nil
 		c.mu.Unlock()
 	}()
-	if !down {
+	switch {
+	case out: // an offer to this replica is left to the others
+		<-ctx.Done()
+		return nil
+	case !down:
 		return s.run(ctx, pause)
 	}
 	if s.rest(ctx, untilAsked) { // the lease was offered to this replica
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if ctx.Err() == nil { // it was not told to stand down again
-			c.change(false)
+			c.down = false
+			c.changed()
 		}
 	}
 	return nil
@@ -160,12 +167,14 @@ func (c *Coordinator) begin(ctx context.Context) (_ context.Context, hints Subsc
 	if !c.single {
 		hints = Watch(c.lease.store, c.lease.cfg.Key)
 	}
+	leave := c.cfg.Drain.Follow(c.drain)
 	ctx, cancel := context.WithCancel(ctx)
 	ignorePanics := c.monitor.reports.PassOn(func(p *report.Panic) {
 		c.panicked.CompareAndSwap(nil, &JobPanic{Value: p.Value, Stack: p.Stack, of: "the logger or the trace"})
 		cancel()
 	})
 	return ctx, hints, func() {
+		leave()
 		hints.Stop()
 		unuse()
 		c.health.Wait()
@@ -255,7 +264,7 @@ func (c *Coordinator) endTerm(term *Term, keeper *keeper, job *runningJob, cause
 func (c *Coordinator) enterTerm(keeper *keeper) {
 	c.mu.Lock()
 	c.keeper = keeper
-	if c.down { // since the term was acquired
+	if c.down || c.out { // since the term was acquired
 		c.endByResigning(0)
 	}
 	c.mu.Unlock()
@@ -407,30 +416,36 @@ func (c *Coordinator) awaitResignation(ctx context.Context, resign *resignation)
 // called before [Coordinator.Run]. An attempt to acquire that is under way may still get the lease
 // for a moment. No job begins after StandDown was called.
 func (c *Coordinator) StandDown(ctx context.Context) error {
-	return c.awaitResignation(ctx, c.setDown(true))
+	return c.awaitResignation(ctx, c.setDown(&c.down, true))
 }
 
 // Compete ends what [Coordinator.StandDown] has begun: this replica competes again, at once.
-func (c *Coordinator) Compete() { c.setDown(false) }
+func (c *Coordinator) Compete() { c.setDown(&c.down, false) }
 
-// setDown makes this replica stand down or compete. It returns the resignation from the current
-// term, if there is one.
-func (c *Coordinator) setDown(down bool) (resign *resignation) {
+// drain is called when the replica is drained and when it takes part again, see [Drain.Follow].
+func (c *Coordinator) drain(drained bool) (givenBack func(context.Context) error) {
+	resign := c.setDown(&c.out, drained)
+	return func(ctx context.Context) error { return c.awaitResignation(ctx, resign) }
+}
+
+// setDown makes this replica stand down or compete, by one of the two reasons. It returns the resignation
+// from the current term, if there is one.
+func (c *Coordinator) setDown(why *bool, down bool) (resign *resignation) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if down {
 		resign = c.endByResigning(0)
 	}
-	if c.down != down {
-		c.change(down)
+	if *why != down {
+		*why = down
+		c.changed()
 	}
 	return resign
 }
 
-// change notes that this replica stands down or competes. The caller holds mu.
-func (c *Coordinator) change(down bool) {
-	c.down = down
-	c.monitor.standsDown(down)
+// changed is called when this replica has begun or ceased to stand down. The caller holds mu.
+func (c *Coordinator) changed() {
+	c.monitor.standsDown(c.down || c.out)
 	if c.turn != nil {
 		c.turn()
 	}

@@ -178,6 +178,11 @@ func (c *claimer) wait(ctx context.Context, ids func() []string) ([]Claim, error
 			return nil, context.Cause(ctx)
 		case errors.Is(err, ErrClosed), errors.Is(err, tenure.ErrSetup), errors.Is(err, tenure.ErrInvalid):
 			return nil, err
+		case errors.Is(err, ErrDrained):
+			if err := s.untilUndrained(ctx); err != nil {
+				return nil, err
+			}
+			continue
 		case settlesIn(err) > 0: // it says so itself
 		case err != nil && c.rows:
 			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to claim rows; retrying", err, "table", c.k.name)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"log/slog"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -52,6 +53,19 @@ func ExampleSlots_Number() {
 		return ms, workers.Number(slot), ms > slot.Token/1000 && workers.Holds(slot)
 	}
 	fmt.Println(next())
+}
+
+// A process is taken out while its operator says so.
+func Example_drain() {
+	var ctx context.Context
+	var store tenure.Database
+	var logger *slog.Logger
+	var coordinatorConfig tenure.CoordinatorConfig
+	var sessionConfig claims.SessionConfig
+	drain, err := tenure.NewDrain(store, "", logger) // for the replica of this name: ReplicaID()
+	check(err)
+	go drain.Run(ctx) // follows the mark; nothing is taken before it was read
+	coordinatorConfig.Drain, sessionConfig.Drain = drain, drain
 }
 
 func check(err error) {

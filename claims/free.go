@@ -39,6 +39,7 @@ func (k *kind) freeBatches(l *ledger) {
 		locked := k.freeBatch(l, b.rows, b.how)
 		k.s.mu.Lock()
 		l.freed(objects.Subtract(b.rows, locked))
+		k.s.noteGivenBack()
 		last := len(l.toFree) == 0
 		k.s.mu.Unlock()
 		if len(locked) == 0 {
@@ -61,6 +62,7 @@ func (k *kind) freeLocked(l *ledger, b *batch, rows []objects.Claim) {
 	}
 	k.s.mu.Lock()
 	l.freed(locked)
+	k.s.noteGivenBack()
 	k.s.mu.Unlock()
 	close(b.done)
 	k.s.wake(keyOf(k.name))

@@ -105,6 +105,9 @@ func (k *kind) begin(ctx context.Context) (l *ledger, done func(), err error) {
 func (k *kind) over(l *ledger) error {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
+	if k.s.drained {
+		return ErrDrained
+	}
 	return k.s.over(l.term)
 }
 
@@ -134,6 +137,8 @@ func (k *kind) keep(l *ledger, rows []objects.Claim) (kept []Claim, err error) {
 	for _, r := range rows {
 		if k.running[r.ID] != nil {
 			k.strays[r.ID] = true // a Take that is woken by this would take the row again
+			k.free(l, true, r)
+		} else if k.s.drained { // since the statement was sent
 			k.free(l, true, r)
 		} else {
 			kept = append(kept, claimOf(k.name, l.term.id, r, k.ofRows()))
@@ -176,7 +181,10 @@ func (k *kind) beginFunc(c Claim, cancel context.CancelCauseFunc) (*call, error)
 	}
 	call := &call{of: k.ledger, token: c.Token, cancel: cancel, freed: make(chan struct{})}
 	k.running[c.Key.ID] = call
-	if k.ledger.requested[c.Key.ID] {
+	switch {
+	case k.s.drained:
+		cancel(errGivenBack)
+	case k.ledger.requested[c.Key.ID]:
 		cancel(errRequested)
 	}
 	k.ledger.term.busy.Add(1)
@@ -191,6 +199,7 @@ func (k *kind) endFunc(c Claim, call *call, unused bool) {
 	k.s.mu.Lock()
 	delete(k.running, c.Key.ID)
 	delete(k.strays, c.Key.ID)
+	k.s.noteGivenBack()
 	var batches []*batch
 	if !call.kept {
 		batches = k.free(call.of, unused, c.row())
@@ -296,6 +305,7 @@ func (k *kind) startDetach(claims []Claim) error {
 		}
 	}
 	l := k.ledger
+	defer k.s.noteGivenBack()
 	if l.detach(claims); len(l.detached) >= l.forgetAt {
 		l.forgetAt = math.MaxInt
 		l.term.busy.Go(func() {
@@ -321,6 +331,7 @@ func (k *kind) ended(lost error, claims ...Claim) {
 func (k *kind) end(lost error, c Claim) {
 	if l := k.ledger; l != nil && l.term.id == c.Session {
 		l.end(c.Key.ID, c.Token)
+		k.s.noteGivenBack()
 	}
 	if call := k.running[c.Key.ID]; call.isFor(c.Session, c.Token) {
 		call.kept, k.strays[c.Key.ID] = true, true

@@ -64,6 +64,13 @@ func (t *term) recheckRequests() { notify(t.requested) }
 
 // readRequests reads all requests for claims of a term, and tells the funcs of these claims to return.
 func (s *Session) readRequests(ctx context.Context, t *term) (err error) {
+	s.mu.Lock()
+	asks := t.asks
+	t.asks = nil
+	s.mu.Unlock()
+	for _, c := range asks {
+		s.askToRelease(c)
+	}
 	for _, table := range s.tables() {
 		if table.requests {
 			err = cmp.Or(err, s.readRequestsIn(ctx, t, table))
@@ -85,16 +92,19 @@ func (s *Session) readRequestsIn(ctx context.Context, t *term, table *ownerTable
 		s.endMoved(t, rows)
 		for _, r := range rows {
 			if s.isFirstRequest(t, r) && s.cfg.ReleaseRequested != nil {
-				c := claimOf(r.Kind, t.id, r, table != s.table)
-				if err := guarded(func() error { s.cfg.ReleaseRequested(c); return nil }); err != nil {
-					s.cfg.Logger.Error("ReleaseRequested has failed", "kind", r.Kind, "key", r.ID, "error", err)
-				}
+				s.askToRelease(claimOf(r.Kind, t.id, r, table != s.table))
 			}
 		}
 		if len(rows) < n {
 			return nil
 		}
 		last = rows[len(rows)-1]
+	}
+}
+
+func (s *Session) askToRelease(c Claim) {
+	if err := guarded(func() error { s.cfg.ReleaseRequested(c); return nil }); err != nil {
+		s.cfg.Logger.Error("ReleaseRequested has failed", "kind", c.Key.Type, "key", c.Key.ID, "error", err)
 	}
 }
 

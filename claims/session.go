@@ -53,6 +53,11 @@ type SessionConfig struct {
 	// PollInterval is the longest time between two looks of [Keys.Claim] while it can't expect a hint
 	// when a key is freed. Default TTL/6, and at most 10s.
 	PollInterval time.Duration
+
+	// Drain, if set, has the session give back what it holds while the replica is drained, and claim nothing.
+	// Funcs are told to return, with the causes [tenure.ErrResigned] and [ErrDrained]. Of other claims,
+	// ReleaseRequested is called, or they are released. Detached claims stay.
+	Drain *tenure.Drain
 }
 
 // SessionKey returns the key of a session's lease, by the session's ID. It is for a server that keeps the
@@ -81,6 +86,7 @@ type Session struct {
 	mu      sync.Mutex // guards the fields below, and those of the kinds; never held across I/O
 	term    *term      // nil while there is none
 	closed  bool
+	drained bool
 	changed chan struct{} // closed and replaced when a field of these changes
 	kinds   map[string]*kind
 	history history
@@ -99,7 +105,8 @@ type term struct {
 	ended chan struct{}      // closed when over is set
 	busy  sync.WaitGroup     // calls of Do, and goroutines that free rows
 
-	requested chan struct{} // receives when there are requests to read
+	requested chan struct{} // receives when there are requests to read, or asks
+	asks      []Claim       // for which ReleaseRequested is to be called; guarded by the session's mu
 
 	begunIn    string      // the mark of the lineage in which it was acquired
 	comparison *comparison // the last one; guarded by the session's mu
@@ -134,7 +141,7 @@ func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
 	s.cfg = SessionConfig{
 		TTL: lease.TTL, Margin: lease.Margin, RenewInterval: intervals.RenewInterval, RenewDeadline: intervals.RenewDeadline,
 		Holder: lease.Holder, Labels: lease.Labels, Expiry: lease.Expiry, Logger: lease.Logger,
-		ReleaseRequested: cfg.ReleaseRequested, PollInterval: cmp.Or(cfg.PollInterval, min(lease.TTL/6, 10*time.Second)),
+		ReleaseRequested: cfg.ReleaseRequested, PollInterval: cmp.Or(cfg.PollInterval, min(lease.TTL/6, 10*time.Second)), Drain: cfg.Drain,
 	}
 	s.limit = min((s.cfg.RenewDeadline-s.cfg.RenewInterval)/2, 10*time.Second) // as a coordinator's calls have
 	s.table = &ownerTable{table, new(groups), s.limit, true}
@@ -179,6 +186,8 @@ func (s *Session) Run(ctx context.Context) error {
 	}
 	defer report.Flush(s.cfg.Logger)
 	defer s.returned.Store(true)
+	s.cfg.Drain.AwaitMark(ctx)
+	defer s.cfg.Drain.Follow(s.setDrained)()
 	var background sync.WaitGroup
 	defer background.Wait()
 	background.Go(func() { s.sweeper.run(ctx) })
@@ -409,14 +418,24 @@ func (s *Session) Valid() bool {
 
 // await returns when there is a term.
 func (s *Session) await(ctx context.Context) error {
+	closed := false
+	err := s.until(ctx, func() bool {
+		closed = s.closed
+		return closed || s.term != nil
+	})
+	if closed {
+		err = ErrClosed
+	}
+	return err
+}
+
+// until waits until something is true, which is asked with mu held whenever a field has changed.
+func (s *Session) until(ctx context.Context, is func() bool) error {
 	for {
 		s.mu.Lock()
-		t, closed, changed := s.term, s.closed, s.changed
+		done, changed := is(), s.changed
 		s.mu.Unlock()
-		switch {
-		case closed:
-			return ErrClosed
-		case t != nil:
+		if done {
 			return nil
 		}
 		select {
@@ -445,6 +464,11 @@ func (s *Session) update(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	change()
+	s.signal()
+}
+
+// signal wakes the calls of until. The caller holds mu.
+func (s *Session) signal() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }

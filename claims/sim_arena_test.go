@@ -10,6 +10,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/storetest"
 )
 
 const (
@@ -30,11 +31,12 @@ type arena struct {
 	db      *memDB // its mutex guards the state of the judge and the hosts, too; never held across a wait
 	judge   *judge
 	hosts   []*host
-	rows    *memRows      // of the queue
-	remotes []*remoteHost // workers of the queue; none: there is no queue
-	saved   backup        // may be restored later
-	calm    chan struct{} // closed when nothing happens any more
-	over    chan struct{} // closed at the end
+	rows    *memRows       // of the queue
+	remotes []*remoteHost  // workers of the queue; none: there is no queue
+	saved   backup         // may be restored later
+	marks   *storetest.Mem // of drained hosts
+	calm    chan struct{}  // closed when nothing happens any more
+	over    chan struct{}  // closed at the end
 	running sync.WaitGroup
 
 	busyUntil time.Time // statements are slow; guarded by the database's mutex
@@ -57,6 +59,7 @@ type traits struct {
 	pausesClaims bool // a process is paused before it sees the answer to a claim
 	blocks       bool // the logs of processes block occasionally
 	workers      int  // that do not reach the database
+	drains       bool // processes are drained
 	slots        int  // at most so many are held; 0: there are none
 	moves        bool // processes move the claims of others to themselves
 	latency      time.Duration
@@ -94,6 +97,7 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 		a.workers = 1 + rng.IntN(3)
 	}
 	a.moves = kit.RNG(seed, 202).IntN(2) == 0
+	a.drains = kit.RNG(seed, 205).IntN(3) == 0
 	if rng := kit.RNG(seed, 204); rng.IntN(2) == 0 {
 		a.slots = 1 + rng.IntN(4)
 	}
@@ -112,7 +116,7 @@ func runArena(t *testing.T, seed uint64, sum *tally) {
 	a := &arena{
 		traits: newTraits(seed, rng), t: t, rng: rng,
 		line: kit.NewTimeline(), clock: kit.NewStoreClock(1),
-		calm: make(chan struct{}), over: make(chan struct{}),
+		calm: make(chan struct{}), over: make(chan struct{}), marks: storetest.NewMem(),
 	}
 	a.db = newMemDB(a.clock.Now)
 	if a.restores {
@@ -169,6 +173,7 @@ func (a *arena) calmDown() {
 	for _, h := range a.hosts {
 		h.turn(kit.WeatherClear, "", 0)
 		h.start()
+		_ = tenure.ClearDrain(context.Background(), a.marks, h.name)
 	}
 	for _, h := range a.remotes {
 		h.turn(kit.WeatherClear, "", 0)

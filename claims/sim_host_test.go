@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -50,22 +51,25 @@ func (h *host) limit() time.Duration { return min(h.ttl/6, 10*time.Second) }
 
 // life is one process on a host.
 type life struct {
-	h        *host
-	name     string
-	session  *claims.Session
-	keys     *claims.Keys
-	slots    *claims.Slots
-	limited  time.Time // when their limit last changed; guarded by the database's mutex
-	store    tenure.Store
-	queue    *claims.Queue // nil: there is none
-	shutdown context.CancelFunc
-	gone     chan struct{} // closed at its crash
-	ended    chan struct{} // closed when Run has returned
-	started  time.Time
-	db       *knowing
-	stopping bool           // guarded by the database's mutex, like looked
-	looked   time.Time      // when it last sent a statement that reads rows
-	taking   map[string]int // statements that take rows and have no answer, by their sessions
+	h                     *host
+	name                  string
+	session               *claims.Session
+	keys                  *claims.Keys
+	slots                 *claims.Slots
+	drain                 *tenure.Drain
+	drained               atomic.Int64 // since when it is drained, in nanoseconds; 0: it is not
+	wasDrained, undrained time.Time    // as the judge has seen it
+	limited               time.Time    // when their limit last changed; guarded by the database's mutex
+	store                 tenure.Store
+	queue                 *claims.Queue // nil: there is none
+	shutdown              context.CancelFunc
+	gone                  chan struct{} // closed at its crash
+	ended                 chan struct{} // closed when Run has returned
+	started               time.Time
+	db                    *knowing
+	stopping              bool           // guarded by the database's mutex, like looked
+	looked                time.Time      // when it last sent a statement that reads rows
+	taking                map[string]int // statements that take rows and have no answer, by their sessions
 }
 
 // hintless is a store without hints.
@@ -136,6 +140,11 @@ func (h *host) start() {
 		store = hintless{faulty, faulty, faulty, faulty}
 	}
 	cfg := claims.SessionConfig{TTL: h.ttl, Holder: l.name, Expiry: h.a.expiry, Logger: h.a.line.Logger(l.name)}
+	if h.a.drains {
+		l.drain = kit.Must(tenure.NewDrain(storetest.Faulty(h.a.marks, l.call), h.name, cfg.Logger))
+		l.drain.Follow(l.setDrained)
+		cfg.Drain = l.drain
+	}
 	if h.a.blocks {
 		b := kit.Blocker{Dice: h.blocking, TTL: h.ttl, Gone: l.gone, End: l.ended, Say: func(format string, args ...any) {
 			h.a.line.Say(l.name, format, args...)
@@ -176,8 +185,36 @@ func (h *host) start() {
 		defer close(l.ended)
 		_ = l.session.Run(ctx)
 	})
+	if l.drain != nil {
+		h.a.running.Go(func() { _ = l.drain.Run(ctx) })
+	}
 	for range 3 {
 		h.a.running.Go(func() { l.work(context.WithValue(ctx, workerKey{}, true)) })
+	}
+}
+
+// setDrained is called when the process is drained, before its session knows, and when it takes part again.
+func (l *life) setDrained(drained bool) (givenBack func(context.Context) error) {
+	since := int64(0)
+	if drained {
+		since = time.Now().UnixNano()
+	}
+	l.drained.Store(since)
+	l.h.a.line.Say(l.name, "is drained: %v", drained)
+	return func(context.Context) error { return nil }
+}
+
+// isDrained reports since when the process is drained.
+func (l *life) isDrained() (since time.Time, drained bool) {
+	at := l.drained.Load()
+	return time.Unix(0, at), at != 0
+}
+
+// drainFor marks a host as drained, in all its lives.
+func (h *host) drainFor(d time.Duration) {
+	h.a.line.Say(h.name, "is to be drained for %v", d)
+	if err := tenure.SetDrain(context.Background(), h.a.marks, tenure.Drained{Replica: h.name, Left: d}); err != nil {
+		panic(err)
 	}
 }
 

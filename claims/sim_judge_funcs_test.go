@@ -30,6 +30,9 @@ func (j *judge) begins(l *life, ctx context.Context, c claims.Claim) *run {
 	}
 	j.runs++
 	j.a.line.Say(l.name, "FUNC for %s begins: %d", c, c.Token)
+	if since, drained := l.isDrained(); drained && ctx.Err() == nil && time.Now().After(since) {
+		j.violated("D", "%s's func for %s begins, and is not told that it is drained", l.name, c)
+	}
 	if ctx.Err() == nil && !l.holds(c) {
 		j.violated("S1", "%s's func for %s begins without a claim", l.name, c)
 	}
@@ -110,7 +113,9 @@ func (j *judge) isTold(r *run, cause error) {
 	switch {
 	case errors.Is(cause, tenure.ErrResigned):
 		kit.Count(&j.ends, "released")
-		if !j.released[l][claimOf(r.Claim)] {
+		if _, drained := l.isDrained(); drained {
+			kit.Count(&j.judged, "funcs told by a drain")
+		} else if !j.released[l][claimOf(r.Claim)] {
 			j.violated("cause", "%s's claim of %s ends by a release that nobody asked for", l.name, r.ID)
 		}
 	case errors.Is(cause, tenure.ErrShutdown):

@@ -287,6 +287,9 @@ func (j *judge) noticePruned(c objects.Claim) {
 
 // given is called when a process was given claims.
 func (j *judge) given(l *life, got []claims.Claim) {
+	if since, drained := l.isDrained(); drained && len(got) > 0 && time.Now().After(since) {
+		j.violated("D", "%s is given %v, and has been drained for %v", l.name, got, time.Since(since))
+	}
 	for _, c := range got {
 		if s := j.sessions[c.Session]; !s.stands() && !s.tainted && !j.mayLookExpired(s) {
 			j.violated("S1", "%s is given a claim of %s for session %s, which is gone", l.name, c, c.Session[:4])

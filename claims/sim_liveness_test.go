@@ -51,6 +51,11 @@ func (j *judge) looksAround() {
 			j.isServed(w, id)
 		}
 	}
+	for _, h := range j.a.hosts {
+		if h.life != nil {
+			j.givesBack(h.life)
+		}
+	}
 	if j.a.rows != nil {
 		j.looksAtRows()
 	}
@@ -64,9 +69,10 @@ func (j *judge) looksAround() {
 func (j *judge) isServed(w *waiting, id string) {
 	k, r := j.keys[id], j.a.db.rows[rowKey{kindOf(id), id}]
 	since, ok := w.life.isRested()
-	if !ok {
+	if _, drained := w.life.isDrained(); drained || !ok {
 		return
 	}
+	since = later(since, w.life.undrained)
 	for _, run := range k.runs {
 		if run.life == w.life {
 			return
@@ -103,6 +109,28 @@ func (j *judge) isServed(w *waiting, id string) {
 	if took := time.Since(from); took > bound {
 		j.violated("liveness", "%s waits for %s, which has been free for %v", w.life.name, id, took)
 		k.changed = time.Now() // report it once
+	}
+}
+
+// givesBack checks that a drained process holds only claims whose funcs have not returned.
+func (j *judge) givesBack(l *life) {
+	at, drained := l.isDrained()
+	since, ok := l.isRested()
+	if !drained {
+		if !l.wasDrained.IsZero() {
+			l.undrained, l.wasDrained = time.Now(), time.Time{}
+		}
+		return
+	}
+	l.wasDrained = at
+	if !ok || time.Since(later(at, since)) < l.slack() {
+		return
+	}
+	for _, k := range l.session.Status().Kinds {
+		if k.Claims > k.Running {
+			j.violated("D", "%s has been drained for %v, and still holds %d claims of %s without a func", l.name, time.Since(at), k.Claims-k.Running, k.Kind)
+			l.drained.Store(time.Now().UnixNano())
+		}
 	}
 }
 
@@ -195,7 +223,8 @@ func (j *judge) buriedInTime(s *session) {
 	}
 	for w := range j.waits {
 		since, ok := w.life.isRested()
-		if !ok || w.life == s.life || since.After(expired) || w.since.After(expired) {
+		_, drained := w.life.isDrained()
+		if since = later(since, w.life.undrained); !ok || drained || w.life == s.life || since.After(expired) || w.since.After(expired) {
 			continue
 		}
 		for _, id := range w.wants() {

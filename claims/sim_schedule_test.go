@@ -108,6 +108,7 @@ var (
 			return "crash of a worker"
 		}},
 	}
+	drainEvent   = event{15, func(a *arena, h *host) string { h.drainFor(a.upTo(6 * a.ttl)); return "drain" }}
 	restoreEvent = event{6, func(a *arena, _ *host) string { a.restore(); return "tables restored" }}
 	hintsEvent   = event{5, func(a *arena, _ *host) string {
 		d := a.upTo(a.ttl)
@@ -141,7 +142,7 @@ func (a *arena) events() []event {
 	for _, more := range []struct {
 		on bool
 		event
-	}{{a.clockJumps, clockEvent}, {a.wakes, hintsEvent}, {a.restores, restoreEvent}} {
+	}{{a.clockJumps, clockEvent}, {a.wakes, hintsEvent}, {a.restores, restoreEvent}, {a.drains, drainEvent}} {
 		if more.on {
 			all = append(all, more.event)
 		}

@@ -38,6 +38,8 @@ import (
 //
 //   - N: no more slots of a name are held than the greatest limit of a process, and none has a greater number.
 //
+//   - D: a process that is drained is given no claims, and soon holds only those whose funcs have not returned.
+//
 //   - Move: a claim is moved only if it is the one that was seen. Its former owner may believe in it until
 //     it hears of that: within the time of liveness.
 //

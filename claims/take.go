@@ -159,6 +159,11 @@ func (w *Worker) takeAsLeader(ctx context.Context, l *line, t *takeCall) error {
 		case isRefused(err): // by the user's SQL, because of what a row contains now
 		case errors.Is(err, ErrClosed), errors.Is(err, tenure.ErrSetup), errors.Is(err, tenure.ErrInvalid):
 			return err
+		case errors.Is(err, ErrDrained):
+			if err := s.untilUndrained(ctx); err != nil {
+				return err
+			}
+			continue
 		}
 		if done == nil { // subscribe, then look once more before waiting, so that no hint is missed
 			hints, done = s.watch(keyOf(w.q.cfg.Table)), s.sweeper.addWaiter()

@@ -58,6 +58,7 @@ type process struct {
 	name    string
 	link    *link
 	session *claims.Session
+	drain   *tenure.Drain
 	shards  *shards.Member
 	dead    atomic.Bool
 	stops   atomic.Int64 // how long its funcs take to return
@@ -80,7 +81,7 @@ func (w *world) start(name string, options ...func(*process, *shards.Config)) *p
 	}
 	var err error
 	p.session, err = claims.NewSession(p.link, claims.SessionConfig{
-		TTL: ttl, Holder: name, Logger: kit.Quiet, Labels: map[string]string{"address": name},
+		TTL: ttl, Holder: name, Drain: p.drain, Logger: kit.Quiet, Labels: map[string]string{"address": name},
 	})
 	require.NoError(w, err)
 	p.shards, err = shards.New(p.session, cfg)

@@ -159,6 +159,8 @@ func (m *Member) Run(ctx context.Context) error {
 		joined, err := m.join(ctx)
 		switch {
 		case ctx.Err() != nil:
+		case errors.Is(err, claims.ErrDrained):
+			failures = 0
 		case errors.Is(err, claims.ErrClosed), errors.Is(err, tenure.ErrSetup):
 			return fmt.Errorf("shards: run %s: %w", m.cfg.Kind, err)
 		case err != nil:

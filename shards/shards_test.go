@@ -621,3 +621,29 @@ func TestRunWithoutTheTablesOfClaimsSaysWhichCallMakesThem(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) { run(t, kit.OpenSQLite(t, ":memory:")) })
 	})
 }
+
+func TestADrainedProcessGivesItsShardsToTheOthers(t *testing.T) {
+	inBubble(t, 4, func(w *world) {
+		var log kit.SyncBuffer
+		drain := kit.Must(tenure.NewDrain(w.store, "p0", kit.Quiet))
+		ctx, cancel := context.WithCancel(context.Background())
+		ran := make(chan error, 1)
+		go func() { ran <- drain.Run(ctx) }()
+		defer func() { cancel(); <-ran }()
+		p := w.start("p0", func(p *process, cfg *shards.Config) {
+			p.drain, cfg.Logger = drain, slog.New(slog.NewTextHandler(&log, nil))
+		})
+		q := w.start("q")
+		time.Sleep(2*settle + moment)
+		w.spread([]int{2, 2}, p, q)
+		require.NoError(w, drain.Start(w.Context()))
+		time.Sleep(moment)
+		w.spread([]int{0, 4}, p, q)
+		time.Sleep(time.Hour)
+		w.spread([]int{0, 4}, p, q)
+		require.NotContains(w, log.String(), "failed")
+		drain.Stop()
+		time.Sleep(ttl)
+		w.spread([]int{2, 2}, p, q)
+	})
+}

@@ -552,6 +552,50 @@ func TestHandoverWaitsUntilTheReplicaHoldsTheLease(t *testing.T) {
 	})
 }
 
+func TestADrainedReplicaGivesTheLeaseBackAndTakesNone(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		run := func(args ...string) (status int, stdout, stderr string) {
+			return tenureCommand(t, append(args, "-store", s.store)...)
+		}
+		s.start(t, "a", s.service(t)...)
+		s.awaitStart(t, 0)
+		b := s.start(t, "b", s.service(t)...)
+		eventually(t, soon, "b competes", func() bool { return strings.Contains(b.log(), "msg=competing") })
+
+		if status, stdout, stderr := run("drain", "-replica", "a", "-wait", "1m"); status != 0 || !regexp.MustCompile(`\na +another 24h0m0s`).MatchString(stdout) || stderr != "" {
+			t.Errorf("drain a: exit status %d, %q and %q", status, stdout, stderr)
+		}
+		if next := s.awaitStart(t, 1); next.holder != "b" {
+			t.Errorf("%s runs the program, and a is drained", next.holder)
+		}
+		var list []drainView
+		if err := json.Unmarshal([]byte(s.ask(t, "list", "-drained", "-json")), &list); err != nil || len(list) != 1 || list[0].Replica != "a" {
+			t.Errorf("list -drained: %+v, %v", list, err)
+		}
+		if status, _, stderr := run("drain", "-replica", "b", "-wait", "1m", "-for", "1h"); status != 0 || stderr != "" {
+			t.Errorf("drain b: exit status %d and %q", status, stderr)
+		}
+		if v := s.view(t); v.State == stateHeld {
+			t.Errorf("both are drained, and %s holds the lease", v.Holder)
+		}
+		if status, _, stderr := run("undrain", "-replica", "a"); status != 0 || stderr != "" {
+			t.Errorf("undrain a: exit status %d and %q", status, stderr)
+		}
+		if next := s.awaitStart(t, 2); next.holder != "a" {
+			t.Errorf("%s runs the program", next.holder)
+		}
+		if status, _, stderr := run("undrain", "-replica", "a"); status != 1 || stderr != "tenure undrain: a is not drained\n" {
+			t.Errorf("undrain again: exit status %d and %q", status, stderr)
+		}
+		for _, wrong := range [][]string{{"drain"}, {"undrain"}, {"drain", "-replica", "a", "-for", "1ms"}, {"drain", "-replica", "a", "-wait", "-1s"}, {"list", "-drained", "-sessions"}} {
+			if status, _, _ := run(wrong...); status != 2 {
+				t.Errorf("%v: exit status %d", wrong, status)
+			}
+		}
+	})
+}
+
 func TestWhyAHandoverHasNotHappened(t *testing.T) {
 	t.Parallel()
 	for want, v := range map[string]leaseView{

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -25,25 +26,26 @@ const (
 
 var listCommand = command{
 	name:     "list",
-	synopsis: "-store STORE [-type TYPE | -sessions] [-json]",
-	summary:  "show all leases, or all sessions",
+	synopsis: "-store STORE [-type TYPE | -sessions | -drained] [-json]",
+	summary:  "show all leases, all sessions, or all drained replicas",
 	about: `
 List shows the leases of all types, or of one: those that are held, and those that have
 expired without being released. The records of sessions are not among them: -sessions shows
 these, with the keys and the rows of queues that each of them owns. It counts up to 100,000
-of each kind, and then prints 100000+.
+of each kind, and then prints 100000+. -drained shows the replicas that "tenure drain" has
+marked.
 
 Without -type, list reads at most 100 types and the first 1,000 objects of each, shows
 those that are leases, and says on stderr which types have more. With -type, it reads and
 shows all objects of the type.`,
-	flags:  storeFlags + "type sessions json",
+	flags:  storeFlags + "type sessions drained json",
 	usages: map[string]string{"json": "print a JSON array"},
 	check: func(o *options) error {
 		switch {
 		case o.kind == "" && o.given["type"]:
 			return usageError("-type is empty")
-		case o.sessions && o.kind != "":
-			return usageError("give either -type or -sessions")
+		case o.sessions && o.kind != "", o.drained && o.kind != "", o.drained && o.sessions:
+			return usageError("give one of -type, -sessions and -drained")
 		}
 		return nil
 	},
@@ -51,6 +53,14 @@ shows all objects of the type.`,
 		return o.store.reading(ctx, out, func(ctx context.Context, store database, out *output) error {
 			if o.sessions {
 				return o.showSessions(ctx, store, out)
+			}
+			if o.drained {
+				marks, err := tenure.Drains(ctx, store)
+				list := drainList{}
+				for _, d := range marks {
+					list = append(list, viewOfDrain(d))
+				}
+				return cmp.Or(err, o.show(out, list))
 			}
 			var views leaseList
 			var err error
@@ -116,7 +126,7 @@ func (s *storeFlag) listAllLeases(ctx context.Context, store database, out *outp
 	slices.Sort(types)
 	views := leaseList{}
 	for _, kind := range types {
-		if kind == objects.SessionType || kind == objects.LineageType || (tenure.Key{Type: kind, ID: "any"}).Validate() != nil {
+		if kind == objects.SessionType || kind == objects.LineageType || kind == objects.DrainType || (tenure.Key{Type: kind, ID: "any"}).Validate() != nil {
 			continue
 		}
 		read := 0

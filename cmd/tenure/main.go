@@ -83,7 +83,7 @@ var commands []command
 
 // Initializing commands in its declaration would be an initialization cycle.
 func init() {
-	commands = []command{runCommand, statusCommand, listCommand, ownerCommand, watchCommand, resignCommand, handoverCommand, migrateCommand,
+	commands = []command{runCommand, statusCommand, listCommand, ownerCommand, watchCommand, resignCommand, handoverCommand, drainCommand, undrainCommand, migrateCommand,
 		ddlCommand, unitCommand, completionCommand, manCommand, versionCommand, guardCommand}
 }
 

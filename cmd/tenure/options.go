@@ -47,6 +47,9 @@ type options struct {
 	order    string
 	to       string
 	wait     time.Duration
+	lasts    time.Duration
+	force    bool
+	drained  bool
 
 	replica      string
 	unique       bool
@@ -98,6 +101,9 @@ func (o *options) define(flags *flag.FlagSet) {
 	flags.StringVar(&o.order, "order", "", "`SQL` order in which rows are taken, for the index (default: by ID)")
 	flags.StringVar(&o.to, "to", "", "name of the `REPLICA` that should hold the lease next, as given to tenure run -replica")
 	durationVar(flags, &o.wait, "wait", 0, "`TIME` to wait until that replica holds the lease (default: not at all)")
+	durationVar(flags, &o.lasts, "for", 24*time.Hour, "`TIME` after which the mark expires")
+	flags.BoolVar(&o.force, "force", false, "also if no other replica has a session")
+	flags.BoolVar(&o.drained, "drained", false, "list the replicas that are drained")
 	durationVar(flags, &o.ask, "ask", 0, "`TIME` between questions for how much trust is left")
 	flags.StringVar(&o.replica, "replica", "", "`NAME` of this replica, as shown to people and used by tenure handover (default\n$TENURE_REPLICA_ID, or the host's name)")
 	flags.BoolVar(&o.unique, "unique-replica", false, "continue at once if tenure was killed and is started again, as soon as the program of the\nearlier run has ended; a second run of a replica on one host waits for the first. Give\neach host a -replica of its own")

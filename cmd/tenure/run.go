@@ -181,7 +181,12 @@ func (r *runner) compete(ctx context.Context, store database) error {
 	if err != nil {
 		return asUsage(err)
 	}
+	drain, err := tenure.NewDrain(store, r.opts.replica, r.log)
+	if err != nil {
+		return asUsage(err)
+	}
 	cfg := tenure.CoordinatorConfig{
+		Drain:           drain,
 		Reconcile:       r.job,
 		RenewInterval:   r.opts.renew,
 		AcquireInterval: r.opts.acquire,
@@ -208,14 +213,15 @@ func (r *runner) compete(ctx context.Context, store database) error {
 	}
 	r.coordinator = coordinator
 	r.log.Info("competing", "store", r.opts.store.describe(store), "lease", r.opts.key(), "replica", r.opts.replica)
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	following, cancel := context.WithCancel(ctx)
+	defer cancel()
+	beside.Go(func() { _ = drain.Run(following) })
 	if r.opts.stopEvery > 0 {
-		var stopping sync.WaitGroup
-		ctx, cancel := context.WithCancel(ctx)
-		stopping.Go(func() {
-			r.repeat(ctx, r.opts.stopEvery, "-stop command failed while another replica holds the lease", func() error { return r.stopStandby(ctx) })
+		beside.Go(func() {
+			r.repeat(following, r.opts.stopEvery, "-stop command failed while another replica holds the lease", func() error { return r.stopStandby(following) })
 		})
-		defer stopping.Wait()
-		defer cancel()
 	}
 	return coordinator.Run(ctx)
 }

@@ -6,6 +6,9 @@ const SessionType = "tenure.session"
 // LineageType is the type and the ID of the object that marks a table's lineage.
 const LineageType = "tenure.lineage"
 
+// DrainType is the type of the objects that mark replicas as drained.
+const DrainType = "tenure.drain"
+
 // QueueType is the type of the objects that are the records of queues.
 const QueueType = "tenure.queue"
 

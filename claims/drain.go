@@ -1,0 +1,77 @@
+package claims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+// ErrDrained means that nothing is claimed because the replica is drained, see [SessionConfig.Drain].
+var ErrDrained = errors.New("the replica is drained")
+
+// errGivenBack is the cause with which a func's context ends when the replica is drained.
+var errGivenBack = fmt.Errorf("%w: %w", tenure.ErrResigned, ErrDrained)
+
+// setDrained is called when the replica is drained and when it takes part again, see [tenure.Drain.Follow].
+func (s *Session) setDrained(drained bool) (givenBack func(context.Context) error) {
+	s.update(func() {
+		s.drained = drained
+		for _, k := range s.kinds {
+			if drained {
+				k.giveBack()
+			}
+		}
+	})
+	return s.givenBack
+}
+
+// giveBack tells the funcs of all claims to return, and has the other claims released. The caller holds the
+// session's mu.
+func (k *kind) giveBack() {
+	l := k.ledger
+	if l == nil || l.term.over != nil {
+		return
+	}
+	var idle []objects.Claim
+	for id, token := range l.held {
+		r := objects.Claim{Kind: k.name, ID: id, Session: l.term.id, Token: token}
+		call := k.running[id]
+		switch {
+		case call != nil:
+			call.cancel(errGivenBack)
+		case k.s.cfg.ReleaseRequested == nil || l.spent[id] == token:
+			idle = append(idle, r)
+		case l.request(r):
+			l.term.asks = append(l.term.asks, claimOf(k.name, l.term.id, r, k.ofRows()))
+			l.term.recheckRequests()
+		}
+	}
+	k.free(l, true, idle...)
+}
+
+// givenBack waits until the session holds nothing and no func runs. Detached claims don't count.
+func (s *Session) givenBack(ctx context.Context) error {
+	return s.until(ctx, func() bool {
+		for _, k := range s.kinds {
+			if len(k.running) > 0 || k.ledger.size() > 0 || s.term != nil && len(k.ledger.freeing) > 0 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// noteGivenBack wakes the calls of givenBack. The caller holds mu.
+func (s *Session) noteGivenBack() {
+	if s.drained {
+		s.signal()
+	}
+}
+
+// untilUndrained returns when the replica takes part, or when the session closes.
+func (s *Session) untilUndrained(ctx context.Context) error {
+	return s.until(ctx, func() bool { return s.closed || !s.drained })
+}

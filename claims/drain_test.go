@@ -1,0 +1,149 @@
+package claims_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/proof/kit"
+)
+
+// startDrainable starts a process with a Drain.
+func (w *world) startDrainable(name string, cfg claims.SessionConfig) (*process, *tenure.Drain) {
+	cfg.Drain = kit.Must(tenure.NewDrain(w.store, name, kit.Quiet))
+	ctx, cancel := context.WithCancel(context.Background())
+	ran := make(chan error, 1)
+	go func() { ran <- cfg.Drain.Run(ctx) }()
+	p := w.startWith(name, cfg)
+	w.Cleanup(func() { cancel(); <-ran })
+	synctest.Wait()
+	return p, cfg.Drain
+}
+
+func (w *world) drain(name string) {
+	w.Helper()
+	require.NoError(w, tenure.SetDrain(w.Context(), w.store, tenure.Drained{Replica: name, Left: 24 * time.Hour}))
+	time.Sleep(20 * time.Millisecond)
+}
+
+func TestADrainedReplicaGivesBackWhatItHasClaimed(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, drain := w.startDrainable("a", claims.SessionConfig{})
+		b := w.start("b")
+		worked, idle, detached := a.claimOne("worked"), a.claimOne("idle"), a.claimOne("detached")
+		require.NoError(w, a.keys.Detach(detached))
+		causes := make(chan error, 1)
+		go func() {
+			_ = a.keys.Do(context.Background(), worked, func(ctx context.Context) error {
+				<-ctx.Done()
+				causes <- context.Cause(ctx)
+				time.Sleep(time.Second)
+				return nil
+			})
+		}()
+		synctest.Wait()
+		session := a.session.ID()
+		w.drain("a")
+		cause := <-causes
+		require.ErrorIs(w, cause, tenure.ErrResigned)
+		require.ErrorIs(w, cause, claims.ErrDrained)
+		require.False(w, a.keys.Holds(idle))
+		require.Len(w, b.claim("worked", "idle", "detached"), 1, "a func runs for one, another process uses another")
+		began := time.Now()
+		require.NoError(w, drain.Start(w.Context()))
+		require.InDelta(w, time.Second, time.Since(began), float64(100*time.Millisecond))
+		b.claimOne("worked")
+		require.Equal(w, session, a.session.ID(), "the session goes on, for the claim that is detached")
+		require.NoError(w, claims.ReleaseDetached(w.Context(), w.store, detached))
+		drain.Stop()
+
+		_, err := a.keys.TryClaim(w.Context(), "free")
+		require.ErrorIs(w, err, claims.ErrDrained, "the mark stands")
+		got := make(chan []claims.Claim, 1)
+		go func() {
+			c, _ := a.keys.Claim(context.Background(), "free")
+			got <- c
+		}()
+		time.Sleep(time.Hour)
+		require.Empty(w, got)
+		require.NoError(w, tenure.ClearDrain(w.Context(), w.store, "a"))
+		began = time.Now()
+		require.Len(w, <-got, 1)
+		require.Less(w, time.Since(began), 20*time.Millisecond)
+	})
+}
+
+// The statement was sent before the replica was drained.
+func TestWhatIsTakenWhileAReplicaIsDrainedIsFreedAtOnce(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, drain := w.startDrainable("a", claims.SessionConfig{})
+		a.fault(kit.Only("claims.take", kit.AnswerAfter(time.Second)))
+		got := make(chan []claims.Claim, 1)
+		go func() {
+			c, err := a.keys.TryClaim(context.Background(), "one")
+			if err != nil {
+				w.Error(err)
+			}
+			got <- c
+		}()
+		synctest.Wait()
+		require.NoError(w, drain.Start(w.Context()))
+		require.Empty(w, <-got)
+		synctest.Wait()
+		w.start("b").claimOne("one")
+	})
+}
+
+func TestADrainedReplicaAsksForTheReleaseOfClaimsWithoutAFunc(t *testing.T) {
+	inBubble(t, func(w *world) {
+		asked := make(chan claims.Claim, 10)
+		a, drain := w.startDrainable("a", claims.SessionConfig{ReleaseRequested: func(c claims.Claim) { asked <- c }})
+		c := a.claimOne("one")
+		started := make(chan error, 1)
+		go func() { started <- drain.Start(context.Background()) }()
+		require.Equal(w, c, <-asked)
+		time.Sleep(time.Minute)
+		require.Empty(w, started)
+		require.Empty(w, asked, "once")
+		require.NoError(w, a.keys.Release(w.Context(), c))
+		require.NoError(w, <-started)
+	})
+}
+
+// A func that begins for a claim of a drained replica is told at once.
+func TestAFuncOfADrainedReplicaIsToldAsItBegins(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, drain := w.startDrainable("a", claims.SessionConfig{ReleaseRequested: func(claims.Claim) {}})
+		c := a.claimOne("one")
+		go func() { _ = drain.Start(context.Background()) }()
+		synctest.Wait()
+		require.ErrorIs(w, a.keys.Do(w.Context(), c, func(ctx context.Context) error { return context.Cause(ctx) }), claims.ErrDrained)
+		synctest.Wait()
+		w.start("b").claimOne("one")
+	})
+}
+
+func TestASessionOfADrainedReplicaTakesNothingWhenItStarts(t *testing.T) {
+	inBubble(t, func(w *world) {
+		require.NoError(w, tenure.SetDrain(w.Context(), w.store, tenure.Drained{Replica: "a", Left: time.Hour}))
+		drain := kit.Must(tenure.NewDrain(w.store, "a", kit.Quiet))
+		a := w.startWith("a", claims.SessionConfig{Drain: drain})
+		got := make(chan []claims.Claim, 1)
+		go func() {
+			c, _ := a.keys.TryClaim(context.Background(), "one")
+			got <- c
+		}()
+		time.Sleep(time.Minute) // Run of the Drain begins late
+		require.Empty(w, got)
+		ctx, cancel := context.WithCancel(context.Background())
+		ran := make(chan error, 1)
+		go func() { ran <- drain.Run(ctx) }()
+		defer func() { cancel(); <-ran }()
+		require.Empty(w, <-got)
+	})
+}

@@ -1,0 +1,192 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/user"
+	"strings"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+var drainCommand = command{
+	name:     "drain",
+	synopsis: "-store STORE -replica REPLICA [-for TIME] [-wait TIME] [-force] [-json]",
+	summary:  "have a replica give back all that it holds, and take nothing",
+	about: `
+Drain marks a replica. It gives back its leases, keys, rows, slots and shards, each as soon
+as its job or func has returned, and takes nothing, also after a restart, until "tenure
+undrain" or until the mark has expired. Its process goes on. The replica must follow the
+mark: tenure run does, and so does a program whose configs name a tenure.Drain.
+
+The store does not know which replicas there are, so a mistyped name is not noticed.
+
+With -wait, drain returns when the replica holds nothing, and fails with what it still
+holds if the time is over; without, it returns when the mark is stored. Marking a replica
+again sets the time anew.`,
+	flags:  storeFlags + "replica for wait force json",
+	usages: map[string]string{"replica": "`NAME` of the replica", "wait": "`TIME` to wait until the replica holds nothing (default: not at all)"},
+	check: func(o *options) error {
+		switch {
+		case o.replica == "":
+			return usageError("no replica: give -replica")
+		case o.lasts < time.Second:
+			return usageError("-for %v is below 1s", o.lasts)
+		case o.wait < 0:
+			return usageError("-wait %v is negative", o.wait)
+		}
+		return nil
+	},
+	act: func(ctx context.Context, o *options, out *output, _ []string) error {
+		var waited error
+		err := o.store.with(ctx, func(short context.Context, store database) error {
+			if !o.force {
+				if err := o.checkNotLast(short, store); err != nil {
+					return err
+				}
+			}
+			mark := tenure.Drained{Replica: o.replica, By: userName(), Left: o.lasts}
+			err := asUsage(tenure.SetDrain(short, store, mark))
+			if err == nil {
+				err = o.show(out, drainList{viewOfDrain(mark)})
+			}
+			if err == nil && o.wait > 0 {
+				waited = o.awaitDrained(ctx, out, store)
+			}
+			return err
+		})
+		return errors.Join(err, waited)
+	},
+}
+
+var undrainCommand = command{
+	name:     "undrain",
+	synopsis: "-store STORE -replica REPLICA",
+	summary:  "let a drained replica take part again",
+	about: `
+Undrain removes the mark of "tenure drain". The replica competes again at once.`,
+	flags:  storeFlags + "replica",
+	usages: drainCommand.usages,
+	check: func(o *options) error {
+		if o.replica == "" {
+			return usageError("no replica: give -replica")
+		}
+		return nil
+	},
+	act: func(ctx context.Context, o *options, out *output, _ []string) error {
+		return o.store.with(ctx, func(ctx context.Context, store database) error {
+			err := tenure.ClearDrain(ctx, store, o.replica)
+			if errors.Is(err, tenure.ErrNotFound) {
+				return fmt.Errorf("%s is not drained", printable(o.replica))
+			}
+			return err
+		})
+	},
+}
+
+func userName() string {
+	if u, err := user.Current(); err == nil {
+		return u.Username
+	}
+	return ""
+}
+
+// checkNotLast returns an error if sessions of the replica are the only ones. Who stands by for a lease, the store
+// does not know.
+func (o *options) checkNotLast(ctx context.Context, store database) error {
+	sessions, err := sessionsIn(ctx, store)
+	has := false
+	for _, v := range sessions {
+		if v.State == stateHeld && v.Holder != o.replica {
+			return nil
+		}
+		has = has || v.State == stateHeld
+	}
+	if err == nil && has {
+		err = fmt.Errorf("%s is the only replica with a session, so nobody would have what it gives back; -force drains it all the same", printable(o.replica))
+	}
+	return err
+}
+
+// sessionsIn returns the sessions in a store; none if it can have none.
+func sessionsIn(ctx context.Context, store database) (sessionList, error) {
+	if _, ok := store.(backend); !ok {
+		return nil, nil
+	}
+	sessions, _, err := listSessions(ctx, store)
+	if none := (*objects.NoTable)(nil); errors.As(err, &none) {
+		return nil, nil
+	}
+	return sessions, err
+}
+
+// awaitDrained returns nil when the replica holds nothing.
+func (o *options) awaitDrained(ctx context.Context, out *output, store database) error {
+	timeout := time.After(o.wait)
+	for {
+		held, err := o.heldBy(ctx, store, out)
+		if err == nil && len(held) == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(watchInterval):
+		case <-timeout:
+			if err != nil {
+				return err
+			}
+			return fmt.Errorf("after %v, %s still holds %s: it has not stopped yet, has vanished, or does not follow the mark", o.wait, printable(o.replica), strings.Join(held, ", "))
+		}
+	}
+}
+
+// heldBy returns what the replica holds.
+func (o *options) heldBy(ctx context.Context, store database, out *output) (held []string, err error) {
+	leases, err := o.store.listAllLeases(ctx, store, out)
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range leases {
+		if v.Holder == o.replica && v.State == stateHeld {
+			held = append(held, printable(v.Key))
+		}
+	}
+	sessions, err := sessionsIn(ctx, store)
+	for _, v := range sessions {
+		for _, k := range v.Claims {
+			if v.Holder == o.replica && v.State == stateHeld {
+				held = append(held, fmt.Sprintf("%d of %s", k.Claims, printable(k.Kind)))
+			}
+		}
+	}
+	return held, err
+}
+
+// drainList is what list -drained shows.
+type drainList []drainView
+
+type drainView struct {
+	Replica string `json:"replica"`
+	By      string `json:"by,omitempty"`
+	LeftMS  int64  `json:"left_ms"`
+}
+
+func viewOfDrain(d tenure.Drained) drainView {
+	return drainView{d.Replica, d.By, d.Left.Milliseconds()}
+}
+
+func (l drainList) print(w io.Writer) error {
+	table := newSheet(w)
+	table.row("DRAINED", "FOR", "BY")
+	for _, v := range l {
+		table.row(printable(v.Replica), "another "+ms(v.LeftMS).Round(time.Second).String(), printable(v.By))
+	}
+	return table.Flush()
+}

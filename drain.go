@@ -1,0 +1,328 @@
+package tenure
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/tenurelib/tenure/internal/logtext"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/report"
+)
+
+const (
+	// lookAtDrain is the longest time between two looks of [Drain.Run] at the mark.
+	lookAtDrain = 30 * time.Second
+
+	// defaultDrain is how long a mark that cannot be read stands.
+	defaultDrain = 24 * time.Hour
+)
+
+// Drain takes a replica out without stopping its process. While the replica is drained, the coordinators and
+// sessions whose configs name this Drain give back what they hold, each lease and key as soon as its job or
+// func has returned, and take nothing. A replica is drained while it is marked, see [SetDrain], also after a
+// restart, and from [Drain.Start] to [Drain.Stop].
+//
+// [Drain.Run] must run: coordinators and sessions begin when it has read the mark for the first time.
+// All methods are safe for concurrent use.
+type Drain struct {
+	store   Store
+	key     Key
+	logger  *slog.Logger
+	retries logtext.Retries
+
+	// Only Run uses these.
+	version int64     // of the mark that was seen last
+	seen    time.Time // when it was first seen
+
+	known     chan struct{} // closed when the mark has been read
+	mu        sync.Mutex    // guards the fields below; taken before the mutexes of followers
+	marked    bool
+	started   bool // by Start
+	drained   bool // what the followers were told
+	followers map[*follower]bool
+}
+
+// follower is told when the replica is drained and when it takes part again. What set returns waits until
+// all is given back.
+type follower struct {
+	set       func(drained bool) (givenBack func(context.Context) error)
+	givenBack func(context.Context) error
+}
+
+// NewDrain returns the Drain of the replica with that name, or [ReplicaID] if it is empty. A nil logger is
+// [slog.Default]. NewDrain does no I/O.
+func NewDrain(store Store, replica string, logger *slog.Logger) (*Drain, error) {
+	if replica == "" {
+		replica = ReplicaID()
+	}
+	d := &Drain{store: store, key: drainKey(replica), known: make(chan struct{}), followers: make(map[*follower]bool)}
+	d.logger, _ = report.Logger(cmp.Or(logger, slog.Default()))
+	err := d.key.Validate()
+	if store == nil {
+		err = fmt.Errorf("%w: store is nil", ErrInvalid)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("tenure: new drain: %w", err)
+	}
+	return d, nil
+}
+
+// Run follows the mark until ctx is done, and then returns nil. It reads the mark at once, when it is woken, and
+// at random moments at most 30 seconds apart. An error of the store changes nothing: Run logs it, and reads again.
+func (d *Drain) Run(ctx context.Context) error {
+	defer report.Flush(d.logger)
+	hints := Watch(d.store, d.key)
+	defer hints.Stop()
+	var spurious pace.Limiter
+	for hinted, failures := false, 0; ctx.Err() == nil; {
+		next, err := d.look(ctx)
+		if err == nil {
+			failures = 0
+		} else if ctx.Err() == nil {
+			d.retries.Log(d.logger, slog.LevelWarn, "failed to read whether the replica is drained; retrying", err, "replica", d.key.ID)
+			next = pace.Retry(lookAtDrain/3, lookAtDrain/6, failures)
+			failures++
+		}
+		hinted, _ = pace.Await(ctx, hints.C(), spurious.IgnoreFor(hinted, time.Second), next)
+	}
+	return nil
+}
+
+// look reads the mark, and returns when to look again.
+func (d *Drain) look(ctx context.Context) (next time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, longestCall)
+	defer cancel()
+	next = pace.Jitter(lookAtDrain)
+	o, err := d.store.Get(ctx, d.key)
+	if errors.Is(err, ErrNotFound) {
+		d.mark(false)
+		return next, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	if o.Version != d.version {
+		d.version, d.seen = o.Version, time.Now()
+	}
+	left := readDrain(o).Left
+	if isClockless(d.store) {
+		left -= time.Since(d.seen)
+	}
+	d.mark(left > 0)
+	if left > 0 {
+		return min(next, left), nil
+	}
+	if err := d.store.DeleteIf(ctx, d.key, o.Version); err != nil && !errors.Is(err, ErrNotFound) {
+		return 0, err
+	}
+	return next, nil
+}
+
+// mark notes whether the replica is marked.
+func (d *Drain) mark(marked bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.marked = marked
+	d.tell()
+	select {
+	case <-d.known:
+	default:
+		close(d.known)
+	}
+}
+
+// AwaitMark waits until the mark has been read for the first time, or ctx is done. It is for programs that
+// use [Drain.Follow]: a replica that was drained must take nothing when it starts.
+func (d *Drain) AwaitMark(ctx context.Context) {
+	if d == nil {
+		return
+	}
+	select {
+	case <-d.known:
+	case <-ctx.Done():
+	}
+}
+
+// tell tells the followers whether the replica is drained, if they don't know. The caller holds mu.
+func (d *Drain) tell() {
+	drained := d.marked || d.started
+	if d.drained == drained {
+		return
+	}
+	d.drained = drained
+	if drained {
+		d.logger.Info("replica is drained", "replica", d.key.ID)
+	} else {
+		d.logger.Info("replica takes part", "replica", d.key.ID)
+	}
+	for f := range d.followers {
+		f.givenBack = f.set(drained)
+	}
+}
+
+// Follow calls set at once, with whether the replica is drained, and each time when that changes, until leave is
+// called. It is for programs that hold something by other means than a [Coordinator]. set must not block, and
+// must not call methods of the Drain. When it is called with true, it returns a func that waits until all
+// is given back.
+func (d *Drain) Follow(set func(drained bool) (givenBack func(context.Context) error)) (leave func()) {
+	if d == nil {
+		return func() {}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f := &follower{set: set}
+	d.followers[f] = true
+	f.givenBack = f.set(d.drained)
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.followers, f)
+	}
+}
+
+// Start drains the replica now, without a mark, and returns when its coordinators and sessions have given all
+// back, for example in a preStop hook. If ctx is done first, Start returns its cause. The replica stays drained
+// until [Drain.Stop] in any case.
+func (d *Drain) Start(ctx context.Context) error {
+	d.mu.Lock()
+	d.started = true
+	d.tell()
+	var waits []func(context.Context) error
+	for f := range d.followers {
+		waits = append(waits, f.givenBack)
+	}
+	d.mu.Unlock()
+	var errs []error
+	for _, givenBack := range waits { // they were all told above
+		errs = append(errs, givenBack(ctx))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("tenure: drain %s: %w", d.key.ID, err)
+	}
+	return nil
+}
+
+// Stop ends what [Drain.Start] has begun. The replica takes part again, unless it is marked.
+func (d *Drain) Stop() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.started = false
+	d.tell()
+}
+
+// Active reports whether the replica is drained, or may be because its mark has not been read yet.
+func (d *Drain) Active() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	select {
+	case <-d.known:
+		return d.drained
+	default:
+		return true
+	}
+}
+
+// Drained is the mark of a replica that is drained.
+type Drained struct {
+	Replica string
+	By      string        // who has marked it, for people to read
+	Left    time.Duration // until the mark expires; on a [Clockless] store, all of its time
+}
+
+// drainRecord is the payload of a mark.
+type drainRecord struct {
+	ForMS int64  `json:"for_ms"`
+	By    string `json:"by,omitempty"`
+}
+
+func drainKey(replica string) Key { return Key{Type: objects.DrainType, ID: replica} }
+
+// readDrain reads a mark. One whose payload can't be read stands for a day.
+func readDrain(o Object) Drained {
+	var r drainRecord
+	_ = json.Unmarshal(o.Payload, &r)
+	lasts := time.Duration(r.ForMS) * time.Millisecond
+	if lasts <= 0 {
+		lasts = defaultDrain
+	}
+	return Drained{Replica: o.Key.ID, By: r.By, Left: lasts - o.Age}
+}
+
+// SetDrain marks the replica with that name as drained, from now on, for as long as d.Left says. A replica that runs
+// a [Drain] follows at once, or within 30 seconds if the hint was lost.
+func SetDrain(ctx context.Context, store Store, d Drained) error {
+	o := Object{Key: drainKey(d.Replica)}
+	o.Payload, _ = json.Marshal(drainRecord{ForMS: d.Left.Milliseconds(), By: d.By})
+	err := o.Validate()
+	if err == nil && d.Left < time.Millisecond {
+		err = fmt.Errorf("%w: a replica can't be drained for %v", ErrInvalid, d.Left)
+	}
+	if err == nil {
+		err = changeMark(ctx, store, o.Key, func(old Object, exists bool) error {
+			cond := IfAbsent()
+			if exists {
+				cond = IfVersion(old.Version)
+			}
+			_, err := store.PutIf(ctx, o, cond)
+			return err
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("tenure: drain %s: %w", d.Replica, err)
+	}
+	return nil
+}
+
+// ClearDrain removes the mark of a replica, which takes part again. If it has none, the error is [ErrNotFound].
+func ClearDrain(ctx context.Context, store Store, replica string) error {
+	err := changeMark(ctx, store, drainKey(replica), func(old Object, exists bool) error {
+		if !exists {
+			return ErrNotFound
+		}
+		return store.DeleteIf(ctx, old.Key, old.Version)
+	})
+	if err != nil {
+		return fmt.Errorf("tenure: undrain %s: %w", replica, err)
+	}
+	return nil
+}
+
+// changeMark writes or deletes a mark, again if another process is faster, and wakes its replica.
+func changeMark(ctx context.Context, store Store, key Key, change func(old Object, exists bool) error) error {
+	for {
+		old, err := store.Get(ctx, key)
+		exists := err == nil
+		if exists || errors.Is(err, ErrNotFound) {
+			err = change(old, exists)
+		}
+		if errors.Is(err, ErrConflict) && ctx.Err() == nil {
+			continue
+		}
+		if err == nil {
+			_ = Wake(ctx, store, key) // a lost hint only delays it
+		}
+		return err
+	}
+}
+
+// Drains returns the replicas that are marked as drained. On a store that is not a [Lister], the error is
+// [errors.ErrUnsupported].
+func Drains(ctx context.Context, store Store) ([]Drained, error) {
+	var all []Drained
+	for o, err := range List(ctx, store, objects.DrainType) {
+		if err != nil {
+			return nil, err
+		}
+		if d := readDrain(o); d.Left > 0 {
+			all = append(all, d)
+		}
+	}
+	return all, nil
+}

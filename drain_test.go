@@ -1,0 +1,258 @@
+package tenure_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// drainable is a replica with a coordinator that can be drained.
+type drainable struct {
+	drain       *tenure.Drain
+	coordinator *tenure.Coordinator
+	acquired    atomic.Int64 // terms
+}
+
+func newDrainable(t *testing.T, store tenure.Store, name string) *drainable {
+	d := &drainable{drain: kit.Must(tenure.NewDrain(store, name, kit.Quiet))}
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: name})
+	d.coordinator = kit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+		Drain: d.drain, Trace: &tenure.Trace{Acquired: func(*tenure.Term, *tenure.Holding) { d.acquired.Add(1) }},
+	}))
+	return d
+}
+
+// run runs the replica until the test ends.
+func (d *drainable) run(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var drained, ran = make(chan error, 1), make(chan error, 1)
+	go func() { drained <- d.drain.Run(ctx) }()
+	go func() { ran <- d.coordinator.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := errors.Join(<-drained, <-ran); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestADrainedReplicaGivesItsLeaseBackAndTakesNone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		a, b := newDrainable(t, store, "a"), newDrainable(t, store, "b")
+		a.run(t)
+		synctest.Wait()
+		require.True(t, a.coordinator.IsHolder())
+		b.run(t)
+		synctest.Wait()
+
+		require.NoError(t, tenure.SetDrain(t.Context(), store, tenure.Drained{Replica: "a", Left: time.Hour, By: "ops"}))
+		time.Sleep(20 * time.Millisecond)
+		require.True(t, a.drain.Active())
+		require.False(t, a.coordinator.IsHolder())
+		require.True(t, a.coordinator.Status().StandsDown)
+		require.True(t, b.coordinator.IsHolder())
+
+		require.NoError(t, tenure.SetDrain(t.Context(), store, tenure.Drained{Replica: "b", Left: time.Minute}))
+		time.Sleep(59 * time.Second)
+		require.False(t, a.coordinator.IsHolder() || b.coordinator.IsHolder())
+		time.Sleep(time.Second + 20*time.Millisecond)
+		require.True(t, b.coordinator.IsHolder(), "its mark has expired")
+		_, err := store.Get(t.Context(), tenure.Key{Type: "tenure.drain", ID: "b"})
+		require.ErrorIs(t, err, tenure.ErrNotFound, "and is deleted")
+
+		require.NoError(t, tenure.SetDrain(t.Context(), store, tenure.Drained{Replica: "b", Left: time.Minute}))
+		time.Sleep(20 * time.Millisecond)
+		require.NoError(t, tenure.ClearDrain(t.Context(), store, "a"))
+		time.Sleep(20 * time.Millisecond)
+		require.True(t, a.coordinator.IsHolder(), "it competes at once")
+		require.ErrorIs(t, tenure.ClearDrain(t.Context(), store, "a"), tenure.ErrNotFound)
+	})
+}
+
+func TestAReplicaThatIsDrainedStaysSoWhenItStarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		faulty := storetest.Faulty(storetest.NewMem(), nil)
+		require.NoError(t, tenure.SetDrain(t.Context(), faulty, tenure.Drained{Replica: "a", Left: 3 * time.Hour}))
+		faulty.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Key.Type == "tenure.drain" {
+				return kit.ErrReset
+			}
+			return do(ctx)
+		})
+		a := newDrainable(t, faulty, "a")
+		require.True(t, a.drain.Active(), "nobody knows")
+		a.run(t)
+		time.Sleep(time.Hour)
+		require.False(t, a.coordinator.IsHolder(), "the mark cannot be read")
+		faulty.SetHook(nil)
+		time.Sleep(time.Hour)
+		require.False(t, a.coordinator.IsHolder())
+		time.Sleep(time.Hour + time.Minute)
+		require.True(t, a.coordinator.IsHolder())
+		faulty.SetHook(kit.Refuse)
+		time.Sleep(time.Second)
+		require.False(t, a.drain.Active(), "an error changes nothing")
+	})
+}
+
+func TestADrainedReplicaLeavesAnOfferToOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		a, b := newDrainable(t, store, "a"), newDrainable(t, store, "b")
+		a.run(t)
+		synctest.Wait()
+		b.run(t)
+		synctest.Wait()
+		require.NoError(t, tenure.SetDrain(t.Context(), store, tenure.Drained{Replica: "b", Left: time.Hour}))
+		synctest.Wait()
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "ops"})
+		require.NoError(t, lease.RequestHandover(t.Context(), "b"))
+		time.Sleep(20 * time.Millisecond)
+		require.False(t, a.coordinator.IsHolder())
+		require.False(t, b.coordinator.IsHolder())
+		time.Sleep(time.Minute)
+		require.True(t, a.coordinator.IsHolder())
+		require.Zero(t, b.acquired.Load())
+
+		b.coordinator.Compete() // says nothing about the drain
+		require.NoError(t, a.coordinator.StandDown(t.Context()))
+		time.Sleep(time.Minute)
+		require.False(t, b.coordinator.IsHolder())
+		require.NoError(t, tenure.ClearDrain(t.Context(), store, "b"))
+		time.Sleep(time.Second)
+		require.True(t, b.coordinator.IsHolder())
+		require.True(t, a.coordinator.Status().StandsDown)
+	})
+}
+
+func TestStartReturnsWhenAllIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		a := &drainable{drain: kit.Must(tenure.NewDrain(store, "a", kit.Quiet))}
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
+		a.coordinator = kit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+			Drain: a.drain,
+			Watch: func(ctx context.Context) error {
+				<-ctx.Done()
+				time.Sleep(time.Second)
+				return nil
+			},
+		}))
+		a.run(t)
+		synctest.Wait()
+		require.True(t, a.coordinator.IsHolder())
+		short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, a.drain.Start(short), context.DeadlineExceeded)
+		began := time.Now()
+		require.NoError(t, a.drain.Start(t.Context()))
+		require.Equal(t, time.Second-time.Millisecond, time.Since(began).Round(time.Millisecond))
+		_, err := lease.Read(t.Context())
+		require.ErrorIs(t, err, tenure.ErrNotFound)
+		time.Sleep(time.Hour)
+		require.False(t, a.coordinator.IsHolder())
+
+		require.NoError(t, tenure.SetDrain(t.Context(), store, tenure.Drained{Replica: "a", Left: time.Hour}))
+		synctest.Wait()
+		a.drain.Stop()
+		require.True(t, a.drain.Active())
+		time.Sleep(59 * time.Minute)
+		require.False(t, a.coordinator.IsHolder(), "the mark says so")
+		time.Sleep(2 * time.Minute)
+		require.True(t, a.coordinator.IsHolder())
+	})
+}
+
+func TestMarksOfDrainedReplicas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		for _, d := range []tenure.Drained{{Replica: "", Left: time.Hour}, {Replica: "a"}, {Replica: "a", Left: -time.Hour}} {
+			require.ErrorIs(t, tenure.SetDrain(t.Context(), store, d), tenure.ErrInvalid)
+		}
+		require.NoError(t, tenure.SetDrain(t.Context(), store, tenure.Drained{Replica: "a", Left: time.Hour, By: "ops"}))
+		require.NoError(t, tenure.SetDrain(t.Context(), store, tenure.Drained{Replica: "a", Left: 2 * time.Hour, By: "ops"}))
+		require.NoError(t, tenure.SetDrain(t.Context(), store, tenure.Drained{Replica: "b", Left: time.Minute}))
+		mark, err := store.Get(t.Context(), tenure.Key{Type: "tenure.drain", ID: "a"})
+		require.NoError(t, err)
+		require.Equal(t, `{"for_ms":7200000,"by":"ops"}`, string(mark.Payload), "as docs/formats.md says")
+		time.Sleep(time.Hour)
+		all, err := tenure.Drains(t.Context(), store)
+		require.NoError(t, err)
+		require.Equal(t, []tenure.Drained{{Replica: "a", Left: time.Hour, By: "ops"}}, all)
+		_, err = store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "tenure.drain", ID: "c"}, Payload: []byte("{")}, tenure.IfAbsent())
+		require.NoError(t, err)
+		all, err = tenure.Drains(t.Context(), store)
+		require.NoError(t, err)
+		require.Contains(t, all, tenure.Drained{Replica: "c", Left: 24 * time.Hour})
+		_, err = tenure.NewDrain(nil, "a", nil)
+		require.ErrorIs(t, err, tenure.ErrInvalid)
+		_, err = tenure.NewDrain(store, "a\x00", nil)
+		require.ErrorIs(t, err, tenure.ErrInvalid)
+	})
+}
+
+// The answer to an acquire came after the replica was drained.
+func TestATermThatBeginsWhileAReplicaIsDrainedEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		drain := kit.Must(tenure.NewDrain(store, "a", kit.Quiet))
+		require.NoError(t, drain.Start(t.Context()))
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
+		c := kit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Drain: drain}))
+		began := time.Now()
+		require.ErrorIs(t, c.Hold(t.Context(), kit.MustAcquire(t, lease)), tenure.ErrResigned)
+		require.Less(t, time.Since(began), time.Second)
+	})
+}
+
+func TestAnErrorOfTheStoreChangesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		faulty := storetest.Faulty(storetest.NewMem(), nil)
+		require.NoError(t, tenure.SetDrain(t.Context(), faulty, tenure.Drained{Replica: "a", Left: 24 * time.Hour}))
+		a := newDrainable(t, faulty, "a")
+		a.run(t)
+		synctest.Wait()
+		require.True(t, a.drain.Active())
+		faulty.SetHook(kit.Refuse)
+		time.Sleep(time.Hour)
+		require.True(t, a.drain.Active())
+	})
+}
+
+// timeless is a store whose ages mean nothing.
+type timeless struct{ tenure.Store }
+
+func (timeless) Clockless() bool { return true }
+
+func (s timeless) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	o, err := s.Store.Get(ctx, key)
+	o.Age = 0
+	return o, err
+}
+
+func TestAMarkExpiresOnAStoreWithoutAClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := timeless{storetest.NewMem()}
+		require.NoError(t, tenure.SetDrain(t.Context(), store, tenure.Drained{Replica: "a", Left: time.Hour}))
+		d := kit.Must(tenure.NewDrain(store, "a", kit.Quiet))
+		ctx, cancel := context.WithCancel(t.Context())
+		ran := make(chan error)
+		go func() { ran <- d.Run(ctx) }()
+		time.Sleep(59 * time.Minute)
+		require.True(t, d.Active())
+		time.Sleep(2 * time.Minute)
+		require.False(t, d.Active())
+		cancel()
+		require.NoError(t, <-ran)
+	})
+}
