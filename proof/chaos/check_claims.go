@@ -22,8 +22,11 @@ func (r *result) checkClaims(p *phase, a *audit) {
 		r.violate("%s", p.left)
 	}
 	for _, e := range p.record.sorted() {
-		if e.Kind == claimTwice {
+		switch e.Kind {
+		case claimTwice:
 			r.violate("%s ran %s twice at %v, with token %d", e.Replica, e.Note, e.At, e.Token)
+		case begunOut:
+			r.violate("%s began %s at %v, and had been drained for %v", e.Replica, e.Note, e.At, e.At-e.From)
 		}
 	}
 	for key, runs := range p.record.claimFuncs() {

@@ -35,6 +35,7 @@ const (
 	claimBegun = "claim begun" // its func runs
 	claimEnded = "claim ended" // it was seen valid from From to At, and its func returned at Until
 	claimTwice = "claim runs twice"
+	begunOut   = "begun while drained"
 
 	// Kinds of events of rows. The note is the row and how often it was said to be taken.
 	rowBegun = "row begun"

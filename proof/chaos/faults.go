@@ -20,7 +20,7 @@ var processFaults = []faultKind{
 	{name: "kill -9", group: "process", weight: 5, passes: true, begin: kill},
 	{name: paused, group: "process", weight: 5, longer: 2, begin: stop},
 	{name: "shutdown (SIGTERM)", group: "process", weight: 4, passes: true, begin: shutdown},
-	{name: "resign", group: "process", weight: 6, passes: true, begin: resign},
+	{name: "resign or drain", group: "process", weight: 6, passes: true, begin: resign},
 }
 
 // kill kills one replica or more. The fault ends immediately, because another replica can

@@ -104,13 +104,13 @@ BEGIN
 	FROM before o JOIN after n USING (kind, id) WHERE n.session IS DISTINCT FROM o.session AND n.session IS NOT NULL AND n.token <= o.token;
 	INSERT INTO public.ledger (kind, lease, term, token, note)
 	SELECT CASE WHEN n.session IS NULL THEN 'claim end' ELSE 'claim begin' END, n.id, coalesce(n.session, o.session) || '.' || n.token || '.' || n.id, n.token, ''
-	FROM before o JOIN after n USING (kind, id) WHERE n.session IS DISTINCT FROM o.session AND n.id LIKE 'actor-%';
+	FROM before o JOIN after n USING (kind, id) WHERE n.session IS DISTINCT FROM o.session AND (n.id LIKE 'actor-%' OR n.kind LIKE 'slots/%');
 	RETURN NULL;
 END $$;
 CREATE FUNCTION note_new_claims() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	INSERT INTO public.ledger (kind, lease, term, token, note)
-	SELECT 'claim begin', id, session || '.' || token || '.' || id, token, '' FROM after WHERE id LIKE 'actor-%';
+	SELECT 'claim begin', id, session || '.' || token || '.' || id, token, '' FROM after WHERE id LIKE 'actor-%' OR kind LIKE 'slots/%';
 	RETURN NULL;
 END $$;
 CREATE TRIGGER claims AFTER UPDATE ON objects_claims REFERENCING OLD TABLE AS before NEW TABLE AS after

@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -66,7 +67,9 @@ func (r *record) add(e event) {
 		delete(r.running, e.Replica)
 		maps.DeleteFunc(r.owned, func(_ string, begun event) bool { return begun.Replica == e.Replica })
 	case claimBegun:
-		r.owned[e.Note] = e
+		if strings.HasPrefix(e.Note, actor) { // a slot may have nobody who wants it
+			r.owned[e.Note] = e
+		}
 	case claimEnded:
 		if r.owned[e.Note].Term == e.Term {
 			delete(r.owned, e.Note)

@@ -63,6 +63,8 @@ type replica struct {
 	lateTurns chan struct{} // held during a late write by a claim
 	notes     atomic.Int64  // of writes by claims so far, so that no two are the same
 	ending    context.Context
+	drain     *tenure.Drain
+	out       atomic.Int64 // since when this replica is drained, by the clock of monotonic; 0: it is not
 }
 
 // runReplica is main for a replica. It ends on SIGTERM, and when its parent is gone.
@@ -149,11 +151,16 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 			return nil
 		}
 	}
+	if r.drain, err = tenure.NewDrain(r.backend.store(), cfg.Name, nil); err != nil {
+		return err
+	}
+	r.drain.Follow(r.setOut)
+	wg.Go(func() { _ = r.drain.Run(ctx) })
 	lease, err := tenure.NewLease(r.backend.store(), tenure.LeaseConfig{Key: tenure.Key{Type: leaseType, ID: "singleton"}, Holder: cfg.Name, TTL: cfg.TTL, Expiry: cfg.Expiry})
 	if err != nil {
 		return err
 	}
-	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: r.job, Trace: &tenure.Trace{
+	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: r.job, Drain: r.drain, Trace: &tenure.Trace{
 		Attempt: func(_ time.Duration, err error) { r.tellSetUp(err) },
 		Renewed: func(term *tenure.Term, took, _ time.Duration) {
 			now := monotonic() // the log was written since the call, which may take a while
@@ -221,7 +228,7 @@ func (r *replica) tellSetUp(err error) {
 	}
 }
 
-// obey resigns when ordered to.
+// obey resigns when ordered to, or drains this replica for a while.
 func (r *replica) obey(ctx context.Context, c *tenure.Coordinator, orders <-chan struct{}) {
 	for {
 		select {
@@ -230,10 +237,42 @@ func (r *replica) obey(ctx context.Context, c *tenure.Coordinator, orders <-chan
 		case <-orders:
 		}
 		resigning, cancel := context.WithTimeout(ctx, r.TTL)
-		if err := c.Resign(resigning); err != nil {
+		var err error
+		switch rand.IntN(4) {
+		case 0:
+			err = tenure.SetDrain(resigning, r.backend.store(), tenure.Drained{Replica: r.Name, Left: r.TTL})
+		case 1:
+			err = r.drain.Start(resigning)
+			pause(ctx, rand.N(r.TTL/2))
+			r.drain.Stop()
+		default:
+			err = c.Resign(resigning)
+		}
+		if err != nil {
 			slog.Warn("resign", "error", err)
 		}
 		cancel()
+	}
+}
+
+// setOut notes whether this replica is drained.
+func (r *replica) setOut(drained bool) (givenBack func(context.Context) error) {
+	since := int64(0)
+	if drained {
+		since = int64(monotonic())
+	}
+	r.out.Store(since)
+	return func(context.Context) error { return nil }
+}
+
+// tellIfOut reports a job or func that begins although this replica has been drained for some time.
+func (r *replica) tellIfOut(ctx context.Context, what string) {
+	now := monotonic()
+	if ctx.Err() != nil { // it is told
+		return
+	}
+	if since := time.Duration(r.out.Load()); since != 0 && now-since > r.TTL/10 {
+		r.events.write(event{Kind: begunOut, From: since, Note: what})
 	}
 }
 

@@ -15,15 +15,17 @@ import (
 )
 
 const (
-	actors    = 60   // keys that have a func
-	lateOnes  = 2    // late writes at the same time: they use the application's pool
-	claimSize = 2000 // keys that one call claims
+	actors    = 60       // keys that have a func
+	actor     = "actor-" // what their names begin with
+	slots     = 6        // of one name
+	lateOnes  = 2        // late writes at the same time: they use the application's pool
+	claimSize = 2000     // keys that one call claims
 )
 
 // claim owns keys, in a session of its own. The replicas compete for a few keys that have a func
 // each, and for very many that have none.
 func (r *replica) claim(ctx context.Context) error {
-	session, err := claims.NewSession(r.backend.store(), claims.SessionConfig{TTL: r.TTL, Holder: r.birth, Expiry: r.Expiry})
+	session, err := claims.NewSession(r.backend.store(), claims.SessionConfig{TTL: r.TTL, Holder: r.birth, Expiry: r.Expiry, Drain: r.drain})
 	if err != nil {
 		return err
 	}
@@ -31,11 +33,35 @@ func (r *replica) claim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	some, err := claims.NewSlots(session, "slot", slots)
+	if err != nil {
+		return err
+	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { r.hoard(ctx, keys) })
 	wg.Go(func() { r.act(ctx, keys) })
+	var running sync.Map
+	for range slots / 2 { // so that somebody always waits
+		wg.Go(func() { r.useSlots(ctx, some, &running) })
+	}
 	return session.Run(ctx)
+}
+
+// useSlots takes one slot after another and runs a func for it.
+func (r *replica) useSlots(ctx context.Context, some *claims.Slots, running *sync.Map) {
+	for ctx.Err() == nil {
+		c, err := some.Take(ctx)
+		if err != nil {
+			r.tellSetUp(err)
+			slog.Debug("take a slot", "error", err)
+			continue
+		}
+		err = some.Do(ctx, c, func(ctx context.Context) error {
+			return r.serve(ctx, some.Holds, c, rand.N(20), running)
+		})
+		slog.Debug("serve", "slot", c.Key.ID, "error", err)
+	}
 }
 
 // hoard claims whichever of the many keys are free, and sometimes releases some. It rests for nine times as
@@ -96,7 +122,7 @@ func (r *replica) act(ctx context.Context, keys *claims.Keys) {
 // actorIDs returns the keys that have a func.
 func actorIDs() (ids []string) {
 	for i := range actors {
-		ids = append(ids, fmt.Sprint("actor-", i))
+		ids = append(ids, fmt.Sprint(actor, i))
 	}
 	return ids
 }
@@ -108,6 +134,7 @@ func (r *replica) serve(ctx context.Context, holds func(claims.Claim) bool, c cl
 		r.events.write(event{Kind: claimTwice, Token: c.Token, Note: c.Key.ID})
 	}
 	defer running.Delete(c.Key.ID)
+	r.tellIfOut(ctx, c.Key.ID)
 	r.events.write(event{Kind: claimBegun, Term: claimTerm(c), Token: c.Token, Note: c.Key.ID})
 	tell := event{Kind: claimEnded, From: monotonic(), Term: claimTerm(c), Token: c.Token, Note: c.Key.ID}
 	tell.At = tell.From

@@ -16,6 +16,7 @@ import (
 func (r *replica) job(ctx context.Context) error {
 	term := tenure.TermFromContext(ctx)
 	r.events.write(event{Kind: jobStarted, Term: term.ID(), Token: term.Token()})
+	r.tellIfOut(ctx, "the job")
 	defer func() {
 		stopped := event{Kind: jobStopped, Term: term.ID(), Token: term.Token()}
 		if cause := context.Cause(ctx); cause != nil {

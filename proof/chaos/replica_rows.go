@@ -28,7 +28,7 @@ const (
 // workOnRows adds rows and works on them, in a session of its own.
 func (r *replica) workOnRows(ctx context.Context) error {
 	store := r.backend.store()
-	session, err := claims.NewSession(store, claims.SessionConfig{TTL: r.TTL, Holder: r.birth, Expiry: r.Expiry})
+	session, err := claims.NewSession(store, claims.SessionConfig{TTL: r.TTL, Holder: r.birth, Expiry: r.Expiry, Drain: r.drain})
 	if err != nil {
 		return err
 	}

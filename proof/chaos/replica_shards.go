@@ -12,7 +12,7 @@ import (
 
 // share has the replicas share the keys that have a func, as shards.
 func (r *replica) share(ctx context.Context) error {
-	session, err := claims.NewSession(r.backend.store(), claims.SessionConfig{TTL: r.TTL, Holder: r.birth, Expiry: r.Expiry})
+	session, err := claims.NewSession(r.backend.store(), claims.SessionConfig{TTL: r.TTL, Holder: r.birth, Expiry: r.Expiry, Drain: r.drain})
 	if err != nil {
 		return err
 	}

@@ -53,10 +53,10 @@ END;
 CREATE TRIGGER hurried_again AFTER UPDATE ON objects WHEN NEW.object_type = 'hurried' AND NEW.payload <> OLD.payload BEGIN
 	INSERT INTO ledger (kind, term, token, note) VALUES ('hurried', '', NEW.resource_version, CAST(NEW.payload AS TEXT));
 END;
-CREATE TRIGGER new_claim AFTER INSERT ON objects_claims WHEN NEW.id LIKE 'actor-%' BEGIN
+CREATE TRIGGER new_claim AFTER INSERT ON objects_claims WHEN NEW.id LIKE 'actor-%' OR NEW.kind LIKE 'slots/%' BEGIN
 	INSERT INTO ledger (kind, lease, term, token, note) VALUES ('claim begin', NEW.id, NEW.session || '.' || NEW.token || '.' || NEW.id, NEW.token, '');
 END;
-CREATE TRIGGER claim AFTER UPDATE ON objects_claims WHEN NEW.session IS NOT OLD.session AND NEW.id LIKE 'actor-%' BEGIN
+CREATE TRIGGER claim AFTER UPDATE ON objects_claims WHEN NEW.session IS NOT OLD.session AND (NEW.id LIKE 'actor-%' OR NEW.kind LIKE 'slots/%') BEGIN
 	INSERT INTO ledger (kind, lease, term, token, note) VALUES (
 		iif(NEW.session IS NULL, 'claim end', 'claim begin'), NEW.id, coalesce(NEW.session, OLD.session) || '.' || NEW.token || '.' || NEW.id, NEW.token, '');
 END;
