@@ -111,10 +111,9 @@ func (d *Drain) look(ctx context.Context) (next time.Duration, err error) {
 	if o.Version != d.version {
 		d.version, d.seen = o.Version, time.Now()
 	}
-	left := readDrain(o).Left
-	if isClockless(d.store) {
-		left -= time.Since(d.seen)
-	}
+	// The store's clock may have been ahead when the mark was written, or a store may have none.
+	mark := readDrain(o)
+	left := min(mark.Left, mark.Left+o.Age-time.Since(d.seen))
 	d.mark(left > 0)
 	if left > 0 {
 		return min(next, left), nil

@@ -229,30 +229,33 @@ func TestAnErrorOfTheStoreChangesNothing(t *testing.T) {
 	})
 }
 
-// timeless is a store whose ages mean nothing.
-type timeless struct{ tenure.Store }
+// misdated is a store whose objects are said to be of some age.
+type misdated struct {
+	tenure.Store
+	age time.Duration
+}
 
-func (timeless) Clockless() bool { return true }
-
-func (s timeless) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+func (s misdated) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
 	o, err := s.Store.Get(ctx, key)
-	o.Age = 0
+	o.Age = s.age
 	return o, err
 }
 
-func TestAMarkExpiresOnAStoreWithoutAClock(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := timeless{storetest.NewMem()}
-		require.NoError(t, tenure.SetDrain(t.Context(), store, tenure.Drained{Replica: "a", Left: time.Hour}))
-		d := kit.Must(tenure.NewDrain(store, "a", kit.Quiet))
-		ctx, cancel := context.WithCancel(t.Context())
-		ran := make(chan error)
-		go func() { ran <- d.Run(ctx) }()
-		time.Sleep(59 * time.Minute)
-		require.True(t, d.Active())
-		time.Sleep(2 * time.Minute)
-		require.False(t, d.Active())
-		cancel()
-		require.NoError(t, <-ran)
-	})
+func TestAMarkExpiresWhateverTheStoresClockSays(t *testing.T) {
+	for _, age := range []time.Duration{0, -100 * time.Hour} { // there is none, or it was ahead when the mark was written
+		synctest.Test(t, func(t *testing.T) {
+			store := misdated{storetest.NewMem(), age}
+			require.NoError(t, tenure.SetDrain(t.Context(), store, tenure.Drained{Replica: "a", Left: time.Hour}))
+			d := kit.Must(tenure.NewDrain(store, "a", kit.Quiet))
+			ctx, cancel := context.WithCancel(t.Context())
+			ran := make(chan error)
+			go func() { ran <- d.Run(ctx) }()
+			time.Sleep(59 * time.Minute)
+			require.True(t, d.Active())
+			time.Sleep(2 * time.Minute)
+			require.False(t, d.Active())
+			cancel()
+			require.NoError(t, <-ran)
+		})
+	}
 }
