@@ -169,6 +169,14 @@ type CoordinatorConfig struct {
 	// It must return when its context ends, as a job must: with the term, or after ten TTLs.
 	FencePredecessor func(ctx context.Context, prev Holding) error
 
+	// Outranks, if set, reports whether this replica should have the lease rather than that holder, for
+	// example because it is in the database's zone. When it has been true of one term for Settle, and
+	// Check has passed, this replica asks for a handover to itself. Each such request doubles the time
+	// until the next, up to an hour, until this replica has held the lease for that long. Outranks is
+	// called when this replica has read who holds the lease. It must do no I/O, and must not panic.
+	Outranks func(holder Holding) bool
+	Settle   time.Duration // default 4 TTLs
+
 	// Drain, if set, has this replica resign while it is drained, and not compete.
 	Drain *Drain
 
@@ -198,6 +206,9 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 		cfg.CheckTimeout = cmp.Or(cfg.CheckTimeout, renewing/2)
 		cfg.CheckFailures = cmp.Or(cfg.CheckFailures, 1)
 	}
+	if cfg.Outranks != nil {
+		cfg.Settle = cmp.Or(cfg.Settle, 4*lease.TTL)
+	}
 
 	var problems objects.Problems
 	problems.If(cfg.RenewInterval < 0, "RenewInterval %v is negative", cfg.RenewInterval)
@@ -208,6 +219,8 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 	problems.If(given.CheckTimeout < 0 || given.CheckTimeout > 0 && given.CheckTimeout >= cfg.RenewDeadline,
 		"CheckTimeout %v is not between 0 and the RenewDeadline, %v: there would be no time for the renewal",
 		cfg.CheckTimeout, cfg.RenewDeadline)
+	problems.If(given.Settle != 0 && cfg.Outranks == nil, "Settle is %v, and Outranks is nil", given.Settle)
+	problems.If(cfg.Settle < 0, "Settle %v is negative", cfg.Settle)
 	problems.If(cfg.CheckFailures < 0, "CheckFailures %d is negative", cfg.CheckFailures)
 	problems.If(cfg.Confirmations < 0, "Confirmations %d is negative", cfg.Confirmations)
 	least := lease.TTL / 30 // for a renewal and its repetition, and for a job to return

@@ -157,7 +157,7 @@ func (l *Lease) RequestHandover(ctx context.Context, to string) error {
 		return fmt.Errorf("tenure: request release of %s: %w", l.cfg.Key, err)
 	}
 	for tries := 1; ; tries++ {
-		err := l.request(ctx, to)
+		err := l.request(ctx, to, "")
 		if err == nil {
 			return nil
 		}
@@ -167,14 +167,16 @@ func (l *Lease) RequestHandover(ctx context.Context, to string) error {
 	}
 }
 
-// request writes a request into the record as it stands.
-func (l *Lease) request(ctx context.Context, to string) error {
+// request writes a request into the record as it stands. If term is not empty, it is for that term only.
+func (l *Lease) request(ctx context.Context, to, term string) error {
 	read, err := l.look(ctx, caller{})
 	if err != nil {
 		return err
 	}
 	obj, holding, pending := read.Object, read.holding, read.stored.Request()
 	switch {
+	case term != "" && holding.Term != term:
+		return nil
 	case holding.isOffer():
 		return fmt.Errorf("%s is %s: %w", l.cfg.Key, holding.how(), ErrNotFound)
 	case to != "" && holding.Holder == to && pending == nil:

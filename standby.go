@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/pace"
@@ -18,6 +19,7 @@ type standby struct {
 	hints     Subscription
 	headStart pace.HeadStart
 	unhealthy pace.Doubling
+	wish      wish
 
 	// Of the current stay.
 	spurious pace.Limiter
@@ -29,7 +31,7 @@ type standby struct {
 
 // run rests and competes. It returns a term, or nil once ctx is done.
 func (s *standby) run(ctx context.Context, pause time.Duration) *Term {
-	s.spurious, s.woken, s.lastTerm, s.lastLook = pace.Limiter{}, false, "", time.Time{}
+	s.spurious, s.woken, s.lastTerm, s.lastLook, s.wish.term = pace.Limiter{}, false, "", time.Time{}, ""
 	if s.rest(ctx, pause) {
 		if term := s.compete(ctx); term != nil {
 			return term
@@ -50,7 +52,11 @@ func (s *standby) compete(ctx context.Context) *Term {
 		if term != nil || ctx.Err() != nil {
 			return term
 		}
-		if !s.await(ctx, s.waitAfter(err)) {
+		w := s.waitAfter(err)
+		if errors.Is(err, ErrHeld) && s.askForHandover(ctx) {
+			w = s.after(err)
+		}
+		if !s.await(ctx, w) {
 			return nil
 		}
 	}
@@ -67,7 +73,7 @@ func (s *standby) await(ctx context.Context, w wait) (ok bool) {
 		if held == nil {
 			return true
 		}
-		s.monitor.sawHolder(&held.Holding)
+		s.sees(&held.Holding)
 		s.lastTerm, s.lastLook = held.Holding.Term, time.Now()
 		w = s.after(held)
 	}
@@ -133,7 +139,7 @@ func (s *standby) waitAfter(err error) wait {
 			s.monitor.awaitsFailover(held.settlesIn)
 		}
 		if held.Holding.Version != 0 { // otherwise the record was gone before it was read
-			s.monitor.sawHolder(&held.Holding)
+			s.sees(&held.Holding)
 		}
 		isNew = held.Holding.Term != s.lastTerm
 		s.lastTerm = held.Holding.Term
@@ -142,6 +148,7 @@ func (s *standby) waitAfter(err error) wait {
 		}
 	} else if errors.Is(err, ErrUnhealthy) {
 		s.monitor.logFailure("replica is unhealthy and does not compete", err)
+		s.wish.term = ""
 	} else {
 		s.monitor.logFailure("failed to acquire lease", err)
 	}
@@ -151,7 +158,70 @@ func (s *standby) waitAfter(err error) wait {
 }
 
 func (s *standby) after(err error) wait {
-	return afterAttempt(err, s.cfg.AcquireInterval, s.lease.cfg.TTL, s.hints.Live(), followsChanges(s.hints))
+	w := afterAttempt(err, s.cfg.AcquireInterval, s.lease.cfg.TTL, s.hints.Live(), followsChanges(s.hints))
+	if s.wish.term != "" && errors.Is(err, ErrHeld) {
+		w.longest = min(w.longest, time.Until(s.wish.due))
+	}
+	return w
+}
+
+// wish is that of a standby to hold the lease rather than its holder, see [CoordinatorConfig.Outranks].
+type wish struct {
+	term   string        // of the holder; empty: there is no wish
+	due    time.Time     // when it has lasted for long enough
+	settle time.Duration // how long it must last; doubles with each request
+	asked  []time.Time   // within the last hour
+}
+
+const (
+	longestSettle = time.Hour
+	manyRequests  = 3 // in an hour
+)
+
+// sees notes who holds the lease; nil: nobody does.
+func (s *standby) sees(holder *Holding) {
+	s.monitor.sawHolder(holder)
+	w := &s.wish
+	switch {
+	case s.cfg.Outranks == nil:
+	case holder == nil || holder.Term == "" || holder.isOffer() || holder.Holder == s.lease.cfg.Holder || !s.cfg.Outranks(*holder):
+		w.term = ""
+	case holder.Term != w.term:
+		w.settle = max(w.settle, s.cfg.Settle)
+		w.term, w.due = holder.Term, time.Now().Add(w.settle)
+	}
+}
+
+// askForHandover asks the holder to hand over to this replica if the wish has lasted for long enough. It
+// reports whether it has tried to. The last attempt has asked Check, and has read who holds the lease.
+func (s *standby) askForHandover(ctx context.Context) bool {
+	w := &s.wish
+	if w.term == "" || time.Until(w.due) > 0 {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.caller.timeout)
+	defer cancel()
+	if err := s.lease.request(ctx, s.lease.cfg.Holder, w.term); err != nil {
+		s.monitor.logFailure("failed to ask for a handover to this replica; retrying", err)
+		w.due = time.Now().Add(pace.Jitter(s.cfg.AcquireInterval))
+		return true
+	}
+	now := time.Now()
+	w.settle = min(2*w.settle, max(longestSettle, s.cfg.Settle))
+	w.due = now.Add(w.settle)
+	s.monitor.log().Info("asked for a handover to this replica, which outranks the holder", "again_in", w.settle)
+	w.asked = slices.DeleteFunc(append(w.asked, now), func(at time.Time) bool { return now.Sub(at) > time.Hour })
+	if len(w.asked) == manyRequests {
+		s.monitor.log().Warn("this replica has asked for the lease several times within an hour: do two replicas outrank each other, or does its job fail?")
+	}
+	return true
+}
+
+// held notes how long a term has lasted: after a long one, requests are soon again.
+func (w *wish) held(d time.Duration) {
+	if d > w.settle {
+		w.settle = 0
+	}
 }
 
 // wait is how a standby waits for its next attempt.
@@ -218,7 +288,7 @@ func (s *standby) rest(ctx context.Context, pause time.Duration) bool {
 		}
 		if woken && !pending && !first {
 			if held := s.lease.heldAfter(s.hints); held != nil { // a renewal is news of nothing
-				s.monitor.sawHolder(&held.Holding)
+				s.sees(&held.Holding)
 				continue
 			}
 		}
@@ -264,12 +334,12 @@ func (s *standby) look(ctx context.Context) (offer int64, err error) {
 	}
 	switch {
 	case errors.Is(err, ErrNotFound):
-		s.monitor.sawHolder(nil)
+		s.sees(nil)
 		return 0, nil
 	case err != nil:
 		return 0, err
 	}
-	s.monitor.sawHolder(&read.holding)
+	s.sees(&read.holding)
 	if read.holding.isOffer() && read.holding.OfferedTo == s.lease.cfg.Holder {
 		offer = read.Version
 	}
@@ -291,6 +361,7 @@ const longestStayAway = 4
 
 // stayAway returns for how long this replica does not compete after a term.
 func (s *standby) stayAway(term *Term, cause error, resign *resignation) time.Duration {
+	s.wish.held(time.Since(term.AcquiredAt()))
 	// Otherwise two unhealthy replicas could hand the lease back and forth forever.
 	s.headStart.Gives = !errors.Is(cause, ErrResigned)
 	every, least := s.cfg.AcquireInterval, time.Duration(0)

@@ -68,6 +68,16 @@ func Example_drain() {
 	coordinatorConfig.Drain, sessionConfig.Drain = drain, drain
 }
 
+// The replica in the database's zone should hold the lease.
+func Example_outranks() {
+	var coordinatorConfig tenure.CoordinatorConfig
+	var primaryZone func() string // of the database, as it was last seen
+	zone := "a"
+	coordinatorConfig.Outranks = func(h tenure.Holding) bool {
+		return h.Labels["zone"] != zone && zone == primaryZone()
+	}
+}
+
 func check(err error) {
 	if err != nil {
 		log.Fatal(err)

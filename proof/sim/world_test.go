@@ -58,6 +58,7 @@ type traits struct {
 	latency       time.Duration
 	twoFuncs      bool // the job has both Watch and Reconcile
 	blocks        bool // the replicas' logs and traces block occasionally
+	outranks      bool // some replicas outrank others, and some each other
 }
 
 func newTraits(seed uint64, rng *rand.Rand) traits {
@@ -92,6 +93,7 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 		w.tellsChanges, w.expiry = true, tenure.Observed
 	}
 	w.blocks = kit.RNG(seed, 201).IntN(2) == 0
+	w.outranks = kit.RNG(seed, 202).IntN(3) == 0
 	// The other program's records don't contain their TTL, so all replicas must agree on it.
 	w.unlikeTTLs = !w.gateway && one(3)
 	return w
