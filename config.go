@@ -177,7 +177,8 @@ type CoordinatorConfig struct {
 	Outranks func(holder Holding) bool
 	Settle   time.Duration // default 4 TTLs
 
-	// Drain, if set, has this replica resign while it is drained, and not compete.
+	// Drain, if set, has this replica resign while it is drained, and not compete. Run competes once the Drain
+	// has read its mark.
 	Drain *Drain
 
 	// Logger gets one line for each acquire, loss and release, and for each problem.

@@ -27,7 +27,8 @@ type Coordinator struct {
 	resign *resignation
 	down   bool               // the replica stands down
 	out    bool               // the replica is drained
-	turn   context.CancelFunc // ends what it does as a standby, because one of these has changed; nil: it is none
+	rested func()             // is called when it is drained and has nothing left; may be called again
+	turn   context.CancelFunc // ends what it does as a standby, because down or out has changed; nil: it is none
 }
 
 // longestCall limits a call to the store, however long the TTL is, because a shutdown waits
@@ -45,7 +46,7 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 		return nil, fmt.Errorf("tenure: new coordinator: %w", err)
 	}
 	logger, reports := report.Logger(cfg.Logger)
-	return &Coordinator{base: base{
+	return &Coordinator{rested: func() {}, base: base{
 		lease: lease,
 		cfg:   cfg,
 		caller: caller{
@@ -110,8 +111,12 @@ func (c *Coordinator) standBy(ctx context.Context, s *standby, pause time.Durati
 		c.mu.Unlock()
 	}()
 	switch {
-	case out: // an offer to this replica is left to the others
-		<-ctx.Done()
+	case out:
+		if s.rest(ctx, 0) { // until no release is left to be retried
+			c.rest()
+			for s.rest(ctx, untilAsked) { // an offer to this replica is left to the others
+			}
+		}
 		return nil
 	case !down:
 		return s.run(ctx, pause)
@@ -182,6 +187,7 @@ func (c *Coordinator) begin(ctx context.Context) (_ context.Context, hints Subsc
 		ignorePanics()
 		cancel()
 		panicked := c.panicked.Swap(nil)
+		c.rest()
 		c.running.Store(false)
 		if panicked == nil {
 			return
@@ -424,8 +430,32 @@ func (c *Coordinator) Compete() { c.setDown(&c.down, false) }
 
 // drain is called when the replica is drained and when it takes part again, see [Drain.Follow].
 func (c *Coordinator) drain(drained bool) (givenBack func(context.Context) error) {
-	resign := c.setDown(&c.out, drained)
-	return func(ctx context.Context) error { return c.awaitResignation(ctx, resign) }
+	rests := make(chan struct{})
+	c.rest() // whoever waits looks again
+	c.mu.Lock()
+	c.rested = sync.OnceFunc(func() { close(rests) })
+	c.mu.Unlock()
+	c.setDown(&c.out, drained)
+	return func(ctx context.Context) error {
+		select {
+		case <-rests:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if !c.out {
+			return errTakesPart
+		}
+		return nil
+	}
+}
+
+// rest is called when nothing is left to be given back.
+func (c *Coordinator) rest() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.rested()
 }
 
 // setDown makes this replica stand down or compete, by one of the two reasons. It returns the resignation

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/logtext"
@@ -23,6 +24,9 @@ const (
 	// defaultDrain is how long a mark that cannot be read stands.
 	defaultDrain = 24 * time.Hour
 )
+
+// errTakesPart ends a call of [Drain.Start] when [Drain.Stop] is called, and no mark stands.
+var errTakesPart = errors.New("the replica takes part again")
 
 // Drain takes a replica out without stopping its process. While the replica is drained, the coordinators and
 // sessions whose configs name this Drain give back what they hold, each lease and key as soon as its job or
@@ -41,6 +45,7 @@ type Drain struct {
 	version int64     // of the mark that was seen last
 	seen    time.Time // when it was first seen
 
+	running   atomic.Bool
 	known     chan struct{} // closed when the mark has been read
 	mu        sync.Mutex    // guards the fields below; taken before the mutexes of followers
 	marked    bool
@@ -77,6 +82,10 @@ func NewDrain(store Store, replica string, logger *slog.Logger) (*Drain, error) 
 // Run follows the mark until ctx is done, and then returns nil. It reads the mark at once, when it is woken, and
 // at random moments at most 30 seconds apart. An error of the store changes nothing: Run logs it, and reads again.
 func (d *Drain) Run(ctx context.Context) error {
+	if !d.running.CompareAndSwap(false, true) {
+		return fmt.Errorf("tenure: run drain: %w: it is running", ErrInvalid)
+	}
+	defer d.running.Store(false)
 	defer report.Flush(d.logger)
 	hints := Watch(d.store, d.key)
 	defer hints.Stop()
@@ -119,7 +128,7 @@ func (d *Drain) look(ctx context.Context) (next time.Duration, err error) {
 		return min(next, left), nil
 	}
 	if err := d.store.DeleteIf(ctx, d.key, o.Version); err != nil && !errors.Is(err, ErrNotFound) {
-		return 0, err
+		d.retries.Log(d.logger, slog.LevelWarn, "failed to delete the mark of a drained replica, which has expired", err, "replica", d.key.ID)
 	}
 	return next, nil
 }
@@ -143,9 +152,15 @@ func (d *Drain) AwaitMark(ctx context.Context) {
 	if d == nil {
 		return
 	}
-	select {
-	case <-d.known:
-	case <-ctx.Done():
+	for {
+		select {
+		case <-d.known:
+			return
+		case <-ctx.Done():
+			return
+		case <-time.After(lookAtDrain):
+			d.logger.Warn("nothing is taken until it was read whether the replica is drained; is Drain.Run running?", "replica", d.key.ID)
+		}
 	}
 }
 
@@ -188,7 +203,8 @@ func (d *Drain) Follow(set func(drained bool) (givenBack func(context.Context) e
 
 // Start drains the replica now, without a mark, and returns when its coordinators and sessions have given all
 // back, for example in a preStop hook. If ctx is done first, Start returns its cause. The replica stays drained
-// until [Drain.Stop] in any case.
+// until [Drain.Stop] in any case. Start must not be called by a job or func of this replica: it would wait for
+// its own return.
 func (d *Drain) Start(ctx context.Context) error {
 	d.mu.Lock()
 	d.started = true
@@ -200,7 +216,9 @@ func (d *Drain) Start(ctx context.Context) error {
 	d.mu.Unlock()
 	var errs []error
 	for _, givenBack := range waits { // they were all told above
-		errs = append(errs, givenBack(ctx))
+		if givenBack != nil {
+			errs = append(errs, givenBack(ctx))
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("tenure: drain %s: %w", d.key.ID, err)

@@ -259,3 +259,47 @@ func TestAMarkExpiresWhateverTheStoresClockSays(t *testing.T) {
 		})
 	}
 }
+
+func TestADrainedReplicaRetriesARelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		faulty := storetest.Faulty(storetest.NewMem(), nil)
+		a := newDrainable(t, faulty, "a")
+		a.run(t)
+		synctest.Wait()
+		require.True(t, a.coordinator.IsHolder())
+		faulty.SetHook(kit.Refuse)
+		started := make(chan error, 1)
+		go func() { started <- a.drain.Start(t.Context()) }()
+		time.Sleep(5 * time.Second)
+		require.Empty(t, started, "the release has failed")
+		faulty.SetHook(nil)
+		time.Sleep(10 * time.Second)
+		require.NoError(t, <-started)
+		b := newDrainable(t, faulty, "b")
+		b.run(t)
+		synctest.Wait()
+		require.True(t, b.coordinator.IsHolder(), "long before the TTL is over")
+		require.NoError(t, a.drain.Start(t.Context()), "it has nothing")
+		time.Sleep(time.Minute)
+		require.Equal(t, "b", a.coordinator.Status().Holder, "what it shows is not what it saw when it was drained")
+	})
+}
+
+func TestStartEndsWhenTheReplicaTakesPartAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		drain := kit.Must(tenure.NewDrain(store, "a", kit.Quiet))
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
+		a := &drainable{drain: drain, coordinator: kit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+			Drain: drain, Watch: func(ctx context.Context) error { <-ctx.Done(); time.Sleep(time.Minute); return nil },
+		}))}
+		a.run(t)
+		synctest.Wait()
+		started := make(chan error, 1)
+		go func() { started <- drain.Start(t.Context()) }()
+		time.Sleep(time.Second)
+		drain.Stop()
+		require.ErrorContains(t, <-started, "takes part again")
+		require.ErrorIs(t, drain.Run(t.Context()), tenure.ErrInvalid, "it is running")
+	})
+}

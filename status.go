@@ -30,7 +30,7 @@ type Status struct {
 	// takes the lease, because the holder may have been forgotten. Zero: nothing is waited for.
 	SettlesAt time.Time `json:"settles_at,omitzero"`
 
-	StandsDown bool `json:"stands_down,omitempty"` // this replica does not compete: see [Coordinator.StandDown]
+	StandsDown bool `json:"stands_down,omitempty"` // this replica does not compete: see [Coordinator.StandDown] and [Drain]
 
 	Holder    string            `json:"holder"`              // when the lease was last seen; empty: none
 	Stale     bool              `json:"stale"`               // the holder's record has expired since it was read: the lease may now be free, or another replica's

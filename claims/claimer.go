@@ -73,7 +73,7 @@ func (c *claimer) tryNow(ctx context.Context, ids []string) ([]Claim, error) {
 
 // take makes the term the owner of the rows that it may take. It reads them first, in a separate
 // statement; [objects.Claim] explains why. If any one will do, it first takes one that has been freed, and
-// after a hint, which says that one was, it looks no further if it has looked within a TTL.
+// after a hint, which says that one was, it looks no further if it has looked within half a TTL.
 func (c *claimer) take(ctx context.Context, l *ledger, ids []string, hinted bool) (taken []objects.Claim, locked bool, err error) {
 	k, all := c.k, len(ids)
 	ids, err = k.claimable(l, ids)
@@ -81,8 +81,8 @@ func (c *claimer) take(ctx context.Context, l *ledger, ids []string, hinted bool
 		return nil, false, err
 	}
 	if c.one {
-		hinted = hinted && c.lookedAt == all && time.Since(c.looked) < k.s.cfg.TTL
-		if taken, err = c.write(ctx, l, ids, nil, nil); err != nil || len(taken) > 0 || hinted {
+		hinted = hinted && c.lookedAt == all && time.Since(c.looked) < k.s.cfg.TTL/2
+		if taken, err = c.write(ctx, l, ids, nil, nil); err != nil && !isRefused(err) || len(taken) > 0 || hinted {
 			return taken, false, err
 		}
 	}
@@ -112,6 +112,9 @@ func (c *claimer) take(ctx context.Context, l *ledger, ids []string, hinted bool
 		c.looked, c.lookedAt = time.Now(), all
 	}
 	more, err := k.reclaim(l, unknown)
+	if c.one && len(more) > 1 { // others wait for those that are not taken
+		l.term.busy.Go(func() { k.s.wake(keyOf(k.name)) })
+	}
 	if free = append(free, more...); err != nil || len(free) == 0 && len(missing) == 0 {
 		return nil, false, err
 	}
@@ -182,6 +185,7 @@ func (c *claimer) wait(ctx context.Context, ids func() []string) ([]Claim, error
 			if err := s.untilUndrained(ctx); err != nil {
 				return nil, err
 			}
+			woken = false
 			continue
 		case settlesIn(err) > 0: // it says so itself
 		case err != nil && c.rows:
@@ -202,7 +206,7 @@ func (c *claimer) wait(ctx context.Context, ids func() []string) ([]Claim, error
 		}
 		flood := coalesce * time.Duration(1+len(ids)/perStatement) // many hints may be about other keys
 		if c.one {                                                 // for each free slot there is one hint for all who wait, and one of them gets it
-			flood = mostSpread
+			flood = 5 * mostSpread
 		}
 		woken, _ = pace.Await(ctx, hints.C(), spurious.IgnoreFor(woken, min(flood, c.poll)), longest)
 		if woken && c.one {

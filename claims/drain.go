@@ -19,6 +19,9 @@ var errGivenBack = fmt.Errorf("%w: %w", tenure.ErrResigned, ErrDrained)
 func (s *Session) setDrained(drained bool) (givenBack func(context.Context) error) {
 	s.update(func() {
 		s.drained = drained
+		if s.term != nil && !drained {
+			s.term.asks = nil
+		}
 		for _, k := range s.kinds {
 			if drained {
 				k.giveBack()
@@ -35,16 +38,20 @@ func (k *kind) giveBack() {
 	if l == nil || l.term.over != nil {
 		return
 	}
+	for id, call := range k.running { // also if its claim has ended
+		call.cancel(errGivenBack)
+		if token, held := l.held[id]; held && l.spent[id] == token { // it is not kept for the rest of its pause
+			call.kept = false
+		}
+	}
 	var idle []objects.Claim
 	for id, token := range l.held {
 		r := objects.Claim{Kind: k.name, ID: id, Session: l.term.id, Token: token}
-		call := k.running[id]
 		switch {
-		case call != nil:
-			call.cancel(errGivenBack)
+		case k.running[id] != nil:
 		case k.s.cfg.ReleaseRequested == nil || l.spent[id] == token:
 			idle = append(idle, r)
-		case l.request(r):
+		case !l.requested[id]:
 			l.term.asks = append(l.term.asks, claimOf(k.name, l.term.id, r, k.ofRows()))
 			l.term.recheckRequests()
 		}
@@ -54,7 +61,19 @@ func (k *kind) giveBack() {
 
 // givenBack waits until the session holds nothing and no func runs. Detached claims don't count.
 func (s *Session) givenBack(ctx context.Context) error {
-	return s.until(ctx, func() bool {
+	for _, k := range s.allKinds() { // for the answers to statements that were sent before
+		select {
+		case k.turn <- struct{}{}:
+			<-k.turn
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	takesPart := false
+	err := s.until(ctx, func() bool {
+		if takesPart = !s.drained; takesPart {
+			return true
+		}
 		for _, k := range s.kinds {
 			if len(k.running) > 0 || k.ledger.size() > 0 || s.term != nil && len(k.ledger.freeing) > 0 {
 				return false
@@ -62,6 +81,10 @@ func (s *Session) givenBack(ctx context.Context) error {
 		}
 		return true
 	})
+	if takesPart {
+		err = errors.New("the replica takes part again")
+	}
+	return err
 }
 
 // noteGivenBack wakes the calls of givenBack. The caller holds mu.

@@ -2,6 +2,7 @@ package claims_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -145,5 +146,106 @@ func TestASessionOfADrainedReplicaTakesNothingWhenItStarts(t *testing.T) {
 		go func() { ran <- drain.Run(ctx) }()
 		defer func() { cancel(); <-ran }()
 		require.Empty(w, <-got)
+	})
+}
+
+// starting calls Start in a goroutine.
+func starting(drain *tenure.Drain) chan error {
+	started := make(chan error, 1)
+	go func() { started <- drain.Start(context.Background()) }()
+	return started
+}
+
+func TestStartWaitsForAStatementThatIsUnderWay(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, drain := w.startDrainable("a", claims.SessionConfig{})
+		a.fault(kit.Only("claims.take", kit.AnswerAfter(3*time.Second)))
+		go func() { _, _ = a.keys.TryClaim(context.Background(), "one") }()
+		synctest.Wait()
+		began := time.Now()
+		require.NoError(w, drain.Start(w.Context()))
+		require.GreaterOrEqual(w, time.Since(began), 3*time.Second)
+		w.start("b").claimOne("one")
+	})
+}
+
+func TestStartEndsWhenTheReplicaTakesPartAgain(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, drain := w.startDrainable("a", claims.SessionConfig{})
+		returned := a.work(a.claimOne("one"), time.Minute)
+		synctest.Wait()
+		started := starting(drain)
+		synctest.Wait()
+		drain.Stop()
+		require.ErrorContains(w, <-started, "takes part again")
+		<-returned
+	})
+}
+
+// Otherwise a func that ended its claim and goes on would be waited for, and not know it.
+func TestAFuncWhoseClaimHasEndedIsToldToo(t *testing.T) {
+	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
+		a, drain := w.startDrainable("a", claims.SessionConfig{})
+		rows := w.rowsOf(a, effect)
+		got := takeOf(w, rows, 1)
+		go func() {
+			_ = rows.Do(context.Background(), got[0], func(ctx context.Context) error {
+				_ = rows.Finish(ctx, got...)
+				<-ctx.Done()
+				return nil
+			})
+		}()
+		synctest.Wait()
+		began := time.Now()
+		require.NoError(w, drain.Start(w.Context()))
+		require.Less(w, time.Since(began), time.Second)
+	})
+}
+
+// Without a column for it, the session keeps a row whose func has failed for the pause before the next attempt.
+func TestADrainedReplicaKeepsNoRowForItsBackoff(t *testing.T) {
+	cfg := effect
+	cfg.NotBefore, cfg.Backoff = "", func(claims.Claim) time.Duration { return time.Hour }
+	for name, failed := range map[string]bool{"before": true, "while it is drained": false} {
+		t.Run(name, func(t *testing.T) {
+			inRowsBubble(t, cfg, 1, func(w *rowsWorld) {
+				a, drain := w.startDrainable("a", claims.SessionConfig{})
+				ctx, cancel := context.WithCancel(context.Background())
+				served := make(chan error, 1)
+				rows := w.rowsOf(a, cfg)
+				go func() {
+					served <- rows.Serve(ctx, 1, func(ctx context.Context, _ claims.Claim) error {
+						if !failed {
+							<-ctx.Done()
+						}
+						return errors.New("it fails")
+					})
+				}()
+				time.Sleep(time.Second)
+				began := time.Now()
+				require.NoError(w, drain.Start(w.Context()))
+				require.Less(w, time.Since(began), time.Second)
+				require.Empty(w, w.owned(a.session.ID()))
+				cancel()
+				require.NoError(w, <-served)
+			})
+		})
+	}
+}
+
+// A request of the operator is no request of another process.
+func TestAfterADrainAClaimWasNotRequested(t *testing.T) {
+	inBubble(t, func(w *world) {
+		asked := make(chan claims.Claim, 10)
+		a, drain := w.startDrainable("a", claims.SessionConfig{ReleaseRequested: func(c claims.Claim) { asked <- c }})
+		c := a.claimOne("one")
+		started := starting(drain)
+		require.Equal(w, c, <-asked)
+		drain.Stop()
+		<-started
+		require.NoError(w, w.start("b").keys.RequestRelease(w.Context(), "one"))
+		require.Equal(w, c, <-asked)
+		c = a.claimOne("two")
+		require.NoError(w, a.keys.Do(w.Context(), c, func(ctx context.Context) error { return context.Cause(ctx) }))
 	})
 }

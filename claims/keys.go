@@ -123,7 +123,8 @@ func (k *Keys) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 //
 //   - [tenure.ErrLost] or [tenure.ErrDeadline]: the session was lost, or the key's row no longer names it,
 //     as after a failover that has lost commits. Do returns this error too.
-//   - [tenure.ErrResigned]: [Keys.Release] or [Keys.RequestRelease] was called for the key.
+//   - [tenure.ErrResigned]: [Keys.Release] or [Keys.RequestRelease] was called for the key, or the replica is
+//     drained; then the cause is also [ErrDrained].
 //   - [tenure.ErrShutdown]: the session closes.
 //
 // If this session does not hold the claim, Do returns [tenure.ErrLost]. If a func already runs for the

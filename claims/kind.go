@@ -375,6 +375,12 @@ func (k *kind) freeAfter(d time.Duration, c Claim) {
 	}
 	l := k.ledger
 	l.spent[c.Key.ID] = c.Token
+	if k.s.drained { // then it is given back at once, by endFunc if its func runs
+		if k.running[c.Key.ID] == nil {
+			k.free(l, false, c.row())
+		}
+		return
+	}
 	if call := k.running[c.Key.ID]; call.isFor(c.Session, c.Token) {
 		call.kept = true
 	}

@@ -83,7 +83,7 @@ func validLimit(n int) error {
 
 // SetLimit changes the number of slots, in this process. A slot whose number is too great now is not taken
 // again once it is free; to hurry its holder, call [Slots.RequestRelease]. Until then more than n may be
-// held, but never more than before. If there are more slots now, calls that wait are woken, as by [Keys.Wake].
+// held, but never more than before. If there are more slots now, SetLimit wakes calls that wait, by a hint as [Keys.Wake] does.
 func (s *Slots) SetLimit(n int) error {
 	if err := validLimit(n); err != nil {
 		return opError("set limit of "+s.keys.name, err)

@@ -28,8 +28,9 @@ mark: tenure run does, and so does a program whose configs name a tenure.Drain.
 The store does not know which replicas there are, so a mistyped name is not noticed.
 
 With -wait, drain returns when the replica holds nothing, and fails with what it still
-holds if the time is over; without, it returns when the mark is stored. Marking a replica
-again sets the time anew.`,
+holds if the time is over; without, it returns when the mark is stored. It looks at the
+same leases as "tenure list". Claims that the replica has detached for another process stay,
+and count. Marking a replica again sets the time anew.`,
 	flags:  storeFlags + "replica for wait force json",
 	usages: map[string]string{"replica": "`NAME` of the replica", "wait": "`TIME` to wait until the replica holds nothing (default: not at all)"},
 	check: func(o *options) error {
@@ -57,7 +58,7 @@ again sets the time anew.`,
 				err = o.show(out, drainList{viewOfDrain(mark)})
 			}
 			if err == nil && o.wait > 0 {
-				waited = o.awaitDrained(ctx, out, store)
+				waited = o.awaitDrained(ctx, store)
 			}
 			return err
 		})
@@ -119,18 +120,20 @@ func sessionsIn(ctx context.Context, store database) (sessionList, error) {
 	if _, ok := store.(backend); !ok {
 		return nil, nil
 	}
-	sessions, _, err := listSessions(ctx, store)
+	sessions, unread, err := listSessions(ctx, store)
 	if none := (*objects.NoTable)(nil); errors.As(err, &none) {
 		return nil, nil
 	}
-	return sessions, err
+	return sessions, errors.Join(err, unread)
 }
 
 // awaitDrained returns nil when the replica holds nothing.
-func (o *options) awaitDrained(ctx context.Context, out *output, store database) error {
+func (o *options) awaitDrained(ctx context.Context, store database) error {
 	timeout := time.After(o.wait)
 	for {
-		held, err := o.heldBy(ctx, store, out)
+		short, cancel := context.WithTimeout(ctx, storeTimeout)
+		held, err := o.heldBy(short, store)
+		cancel()
 		if err == nil && len(held) == 0 {
 			return nil
 		}
@@ -148,8 +151,8 @@ func (o *options) awaitDrained(ctx context.Context, out *output, store database)
 }
 
 // heldBy returns what the replica holds.
-func (o *options) heldBy(ctx context.Context, store database, out *output) (held []string, err error) {
-	leases, err := o.store.listAllLeases(ctx, store, out)
+func (o *options) heldBy(ctx context.Context, store database) (held []string, err error) {
+	leases, err := o.store.listAllLeases(ctx, store, &output{io.Discard, io.Discard})
 	if err != nil {
 		return nil, err
 	}
