@@ -26,6 +26,15 @@ type Claim struct {
 	Row bool `json:"row,omitempty"`
 }
 
+type claimKey struct{}
+
+// ClaimFromContext returns the claim for which [Keys.Do] or [Worker.Do] has called a func. It returns a zero
+// claim if ctx is not derived from the context of such a call.
+func ClaimFromContext(ctx context.Context) Claim {
+	c, _ := ctx.Value(claimKey{}).(Claim)
+	return c
+}
+
 func (c Claim) String() string { return c.Key.String() }
 
 func (c Claim) row() objects.Claim {

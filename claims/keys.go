@@ -117,6 +117,13 @@ func (k *Keys) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 	return holding, opError("owner of "+k.name+"/"+id, err)
 }
 
+// Owners is [Keys.Owner] for many keys. It returns the holders by key, and leaves out keys that no session
+// owns. It reads the keys' rows a thousand per statement, and then the record of each session.
+func (k *Keys) Owners(ctx context.Context, ids ...string) (map[string]tenure.Holding, error) {
+	owners, err := k.s.table.owners(ctx, k.s.store, k.s.cfg.Logger, k.name, ids)
+	return owners, opError("owners of "+k.name, err)
+}
+
 // Do calls fn with a context that ends when the claim or ctx does. When fn has returned, Do frees the key
 // and returns the error of fn. Whatever ends the context, the key is kept until fn has returned.
 // [context.Cause] says why the claim has ended:
@@ -129,6 +136,8 @@ func (k *Keys) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 //
 // If this session does not hold the claim, Do returns [tenure.ErrLost]. If a func already runs for the
 // claim, it returns [tenure.ErrInvalid]. In both cases fn is not called.
+//
+// [ClaimFromContext] returns the claim from fn's context.
 func (k *Keys) Do(ctx context.Context, c Claim, fn func(context.Context) error) error {
 	return k.kind.do(ctx, c, fn)
 }
@@ -136,6 +145,10 @@ func (k *Keys) Do(ctx context.Context, c Claim, fn func(context.Context) error) 
 // Holds reports whether this session holds the claim and may rely on it, see [tenure.Term.Valid]. It
 // does no I/O.
 func (k *Keys) Holds(c Claim) bool { return k.kind.holds(c) }
+
+// Keeps is like [Keys.Holds] for a func of [Keys.Do] that was told to return: it reports whether the func
+// runs and its claim still stands, also while the session closes. It does no I/O.
+func (k *Keys) Keeps(c Claim) bool { return k.kind.keeps(c) }
 
 // Len returns how many claims the session holds.
 func (k *Keys) Len() int { return k.kind.size() }
@@ -161,6 +174,12 @@ func (k *Keys) Release(ctx context.Context, claims ...Claim) error {
 // twice, or a func runs for it, the error is [tenure.ErrInvalid]. In both cases none is detached. Detach
 // does no I/O.
 func (k *Keys) Detach(claims ...Claim) error { return k.kind.detach(claims) }
+
+// Session returns the session of the keys.
+func (k *Keys) Session() *Session { return k.s }
+
+// Kind returns the kind of the keys.
+func (k *Keys) Kind() string { return k.name }
 
 // Watch subscribes to the keys of this kind. The subscription receives when keys were freed, and when
 // [Keys.Wake] was called. Until it is stopped, the session checks on other sessions whenever one can

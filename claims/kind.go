@@ -160,7 +160,7 @@ func (k *kind) do(ctx context.Context, c Claim, fn func(context.Context) error) 
 	}
 	unused := false
 	defer func() { k.endFunc(c, call, unused) }() // also after a panic
-	err = fn(ctx)
+	err = fn(context.WithValue(ctx, claimKey{}, c))
 	cause := context.Cause(ctx)
 	told := errors.Is(cause, tenure.ErrShutdown) || errors.Is(cause, tenure.ErrResigned) || errors.Is(cause, context.Canceled)
 	unused = told || cause == nil && err == nil
@@ -215,6 +215,14 @@ func (k *kind) holds(c Claim) bool {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	return k.check(c) == nil
+}
+
+// keeps reports whether a func runs for a claim that it has not ended, and that the session may still rely on.
+func (k *kind) keeps(c Claim) bool {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	call := k.running[c.Key.ID]
+	return c.Key.Type == k.name && call.isFor(c.Session, c.Token) && !call.kept && call.of.term.Valid()
 }
 
 // check returns why the session does not hold a claim; nil: it does. The caller holds the session's mu.

@@ -2,6 +2,7 @@ package claims
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -75,21 +76,48 @@ func (t *ownerTable) standing(ctx context.Context, kind string, rows []objects.C
 
 // owner returns the holder of the session that owns a row, or [tenure.ErrNotFound].
 func (t *ownerTable) owner(ctx context.Context, store tenure.Store, logger *slog.Logger, kind, id string) (tenure.Holding, error) {
-	if err := t.validKeys(kind, []string{id}); err != nil {
-		return tenure.Holding{}, err
-	}
-	rows, err := t.look(ctx, kind, []string{id})
+	owners, err := t.owners(ctx, store, logger, kind, []string{id})
 	if err != nil {
 		return tenure.Holding{}, err
 	}
-	if len(rows) == 0 || rows[0].Session == "" || rows[0].Gone {
-		return tenure.Holding{}, tenure.ErrNotFound
+	if holding, owned := owners[id]; owned {
+		return holding, nil
 	}
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: SessionKey(rows[0].Session), Logger: logger})
+	return tenure.Holding{}, tenure.ErrNotFound
+}
+
+// owners returns the holders of the sessions that own rows, by the rows' IDs.
+func (t *ownerTable) owners(ctx context.Context, store tenure.Store, logger *slog.Logger, kind string, ids []string) (map[string]tenure.Holding, error) {
+	if err := t.validKeys(kind, ids); err != nil {
+		return nil, err
+	}
+	rows, err := t.look(ctx, kind, ids)
 	if err != nil {
-		return tenure.Holding{}, err
+		return nil, err
 	}
-	return lease.Read(ctx)
+	owned := make(map[string][]string) // by session
+	for _, r := range rows {
+		if r.Session != "" && !r.Gone {
+			owned[r.Session] = append(owned[r.Session], r.ID)
+		}
+	}
+	owners := make(map[string]tenure.Holding, len(rows))
+	for session, ids := range owned {
+		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: SessionKey(session), Logger: logger})
+		if err != nil {
+			return nil, err
+		}
+		holding, err := lease.Read(ctx)
+		if errors.Is(err, tenure.ErrNotFound) { // it has ended since
+			continue
+		} else if err != nil {
+			return nil, err
+		}
+		for _, id := range ids {
+			owners[id] = holding
+		}
+	}
+	return owners, nil
 }
 
 // request stores requests for rows, and wakes their owners.

@@ -459,6 +459,10 @@ func (m *Member) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 	return m.keys.Owner(ctx, id)
 }
 
+// Keys returns the claims of the shards, for package route and others that look at them. Only the Member
+// may claim, release or detach them.
+func (m *Member) Keys() *claims.Keys { return m.keys }
+
 // unhealthy returns why this process must not work, or nil.
 func (m *Member) unhealthy() error {
 	m.mu.Lock()

@@ -1,5 +1,5 @@
-// Command tenants runs one actor per tenant, over any number of replicas. A request for a
-// tenant may go to any replica, which forwards it to the replica that runs the tenant's actor.
+// Command tenants runs one actor per tenant, over any number of replicas. A request for a tenant may
+// go to any replica: package route sends it to the replica that runs the tenant's actor.
 // The actor of this example counts: each answer is a number that was never given before.
 //
 //	go run ./examples/tenants
@@ -25,6 +25,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/route"
 	"github.com/tenurelib/tenure/statuspage"
 )
 
@@ -51,30 +52,37 @@ func run(ctx context.Context, url, listen string) error {
 	if err != nil {
 		return err
 	}
-	r := &replica{address: listener.Addr().String(), store: store, db: db}
+	r, address := &replica{store: store, db: db}, listener.Addr().String()
 	session, err := claims.NewSession(store, claims.SessionConfig{
 		TTL:          ttl,
 		PollInterval: 50 * time.Millisecond, // on SQLite, no other process wakes this one
-		Labels:       map[string]string{"address": r.address},
+		Labels:       map[string]string{"address": address},
 	})
 	if err != nil {
 		return err
 	}
-	r.tenants, err = claims.NewKeys(session, "tenant")
+	keys, err := claims.NewKeys(session, "tenant")
+	if err != nil {
+		return err
+	}
+	tenants, err := route.Keys(keys, func(req *http.Request) string { return req.PathValue("tenant") }, route.Config{
+		Run:     r.run,
+		MaxWait: 3 * ttl, // longer than a dead replica's tenants have to wait
+	})
 	if err != nil {
 		return err
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /{tenant}", r.serve)
+	mux.Handle("POST /{tenant}", tenants)
 	mux.Handle("GET /sessions", statuspage.Sessions(session)) // what this replica owns, for operators
 	server := &http.Server{Handler: mux}
 	go server.Serve(listener)
-	log.Printf("listening on %s", r.address)
+	log.Printf("listening on %s", address)
 	err = session.Run(ctx) // returns when the actors have stopped, and others may run them
 	// A connection on which no request ever came counts as idle after 5 s.
 	closing, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	return errors.Join(err, server.Shutdown(closing)) // last, because it forwards requests until then
+	return errors.Join(err, tenants.Shutdown(closing, server)) // last, because it forwards requests until then
 }
 
 // openStore opens the store and creates the tables of tenure and of this program.

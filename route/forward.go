@@ -1,0 +1,224 @@
+package route
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/http/httputil"
+	"strconv"
+	"sync/atomic"
+	"time"
+)
+
+var (
+	errRefused  = errors.New("the owner has refused the request")
+	errUnknown  = errors.New("the owner does not know whether the request has run")
+	errNoReplay = errors.New("the request was not run: its owner has moved, and its body is too long to be sent again")
+)
+
+// outgoing is a request that may have to be sent to other processes, more than once.
+type outgoing struct {
+	rt   *Route
+	id   string
+	r    *http.Request
+	kept []byte // its body, if that is short; other bodies can't be sent again once an owner may have read from them
+}
+
+// request returns the request with its body from the beginning.
+func (o *outgoing) request() *http.Request {
+	r := *o.r
+	if o.kept != nil {
+		r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(o.kept)), nil }
+		r.Body, _ = r.GetBody()
+	}
+	return &r
+}
+
+const headerFormat = "to=%s least=%d; wait=%d" // the owner's ID ends with a semicolon; wait is in milliseconds
+
+// attempt is one sending of a request.
+type attempt struct {
+	entry    *entry
+	owner    *owner
+	header   string
+	cancel   context.CancelFunc
+	recheck  *time.Timer // of the owner; nil: the answer has begun
+	progress atomic.Int32
+	err      error // why the owner has not answered
+}
+
+// The progress of an attempt, if its transport tells it.
+const (
+	connecting   = iota + 1 // no process has processed it
+	wroteHeaders            // its receiver may process it
+)
+
+type attemptKey struct{}
+
+func attemptOf(r *http.Request) *attempt { return r.Context().Value(attemptKey{}).(*attempt) }
+
+// send sends the request to its owner. It reports whether the client was answered; otherwise the request may be sent
+// again, until ctx is done.
+func (o *outgoing) send(ctx context.Context, w http.ResponseWriter, to *owner) (done bool) {
+	if length := o.r.ContentLength; o.kept == nil && length > 0 && length <= o.rt.cfg.MaxReplay {
+		var err error
+		if o.kept, err = io.ReadAll(o.r.Body); err != nil {
+			fail(w, o.r, http.StatusBadRequest, refused, "the request was not run: its body can't be read")
+			return true
+		}
+	}
+	deadline, _ := ctx.Deadline()
+	sending, cancel := context.WithCancel(o.r.Context())
+	defer cancel()
+	a := &attempt{owner: to, cancel: cancel}
+	o.rt.mu.Lock()
+	a.entry = o.rt.entry(o.id)
+	a.header = fmt.Sprintf(headerFormat, to.to+";", a.entry.token, max(0, time.Until(deadline).Milliseconds()))
+	a.recheck = time.AfterFunc(to.ttl, func() { o.rt.recheck(sending, o.id, a) })
+	o.rt.mu.Unlock()
+	defer a.recheck.Stop()
+	o.rt.proxy.ServeHTTP(w, o.request().WithContext(httptrace.WithClientTrace(context.WithValue(sending, attemptKey{}, a), &httptrace.ClientTrace{
+		// A transport repeats by itself what its receiver says was not processed, and gets another connection first.
+		GetConn:      func(string) { a.progress.Store(connecting) },
+		WroteHeaders: func() { a.progress.Store(wroteHeaders) },
+	})))
+	if a.err == nil {
+		return true
+	}
+	o.rt.mu.Lock()
+	if a.entry.owner == to {
+		a.entry.owner = nil // look again
+	}
+	o.rt.mu.Unlock()
+	replays := o.kept != nil || o.r.ContentLength == 0
+	switch {
+	case a.progress.Load() == connecting && sending.Err() == nil: // one that is given up may be written at that moment
+		return false
+	case errors.Is(a.err, errRefused) && replays || o.idempotent() && replays && ctx.Err() == nil:
+		return false
+	case errors.Is(a.err, errRefused):
+		fail(w, o.r, http.StatusServiceUnavailable, refused, errNoReplay.Error())
+	default:
+		fail(w, o.r, http.StatusBadGateway, unknown, "the request was sent to the owner of its key, may have run, and has no answer")
+	}
+	return true
+}
+
+// idempotent reports whether the request may run twice. The transport of net/http repeats the same ones.
+func (o *outgoing) idempotent() bool {
+	switch o.r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+		return true
+	}
+	return o.r.Header["Idempotency-Key"] != nil || o.r.Header["X-Idempotency-Key"] != nil || o.rt.cfg.Idempotent != nil && o.rt.cfg.Idempotent(o.r)
+}
+
+// recheck gives up an attempt whose owner has lost the right: that may hang, and stop, wait, release says that no process
+// answers under a former right.
+func (rt *Route) recheck(ctx context.Context, id string, a *attempt) {
+	owners, err := rt.find(ctx, id)
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	switch holding, owned := owners[id]; {
+	case a.recheck == nil: // the answer has begun
+	case err == nil && (!owned || rt.owner(holding) != a.owner.to):
+		a.cancel()
+	case ctx.Err() == nil:
+		a.recheck.Reset(a.owner.ttl)
+	}
+}
+
+// newProxy returns the proxy that carries attempts. It answers the client only if the owner has answered.
+func (rt *Route) newProxy() *httputil.ReverseProxy {
+	return &httputil.ReverseProxy{
+		Rewrite:   rewrite,
+		Transport: newTransport(rt.cfg.Transport),
+		ErrorLog:  slog.NewLogLogger(rt.cfg.Logger.Handler(), slog.LevelDebug),
+		ModifyResponse: func(response *http.Response) error {
+			switch fate := response.Header.Get(fateHeader); {
+			case fate == refused && response.StatusCode == http.StatusMisdirectedRequest:
+				return errRefused
+			case fate == unknown:
+				return errUnknown
+			}
+			a := attemptOf(response.Request)
+			token, _ := strconv.ParseInt(response.Header.Get(tokenHeader), 10, 64)
+			rt.mu.Lock()
+			defer rt.mu.Unlock()
+			a.recheck.Stop()
+			a.recheck = nil
+			a.owner.heard = time.Now()
+			a.entry.learn(a.owner.to, token)
+			return nil
+		},
+		ErrorHandler: func(_ http.ResponseWriter, r *http.Request, err error) { attemptOf(r).err = err },
+	}
+}
+
+// rewrite makes a client's request the one that goes to the owner. Its Host stays.
+func rewrite(p *httputil.ProxyRequest) {
+	a := attemptOf(p.In)
+	p.Out.Header["X-Forwarded-For"] = p.In.Header["X-Forwarded-For"]
+	p.SetXForwarded()
+	for _, name := range []string{"Forwarded", "X-Forwarded-Host", "X-Forwarded-Proto"} {
+		if before, ok := p.In.Header[name]; ok {
+			p.Out.Header[name] = before
+		}
+	}
+	p.Out.URL.Scheme, p.Out.URL.Host, p.Out.URL.RawQuery = a.owner.url.Scheme, a.owner.url.Host, p.In.URL.RawQuery
+	p.Out.Header.Set(routeHeader, a.header)
+}
+
+// judge returns the call of Serve for which another process has sent a request, or nil. Each field of the header can
+// only make this process refuse the one request.
+func (rt *Route) judge(ctx context.Context, id string, header []string) *call {
+	var to string
+	var least, wait int64
+	if n, _ := fmt.Sscanf(header[0], headerFormat, &to, &least, &wait); n != 3 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(min(wait, 1e6))*time.Millisecond)
+	defer cancel()
+	c, _, _ := rt.locate(ctx, id, true)
+	if c == nil || c.to+";" != to || c.token < least {
+		return nil
+	}
+	return c
+}
+
+// carrier carries requests to addresses with the scheme h2c by another transport.
+type carrier struct{ plain, h2c http.RoundTripper }
+
+func (c carrier) RoundTrip(r *http.Request) (*http.Response, error) {
+	by := c.plain
+	if r.URL.Scheme == "h2c" {
+		if r.URL.Scheme = "http"; r.Header.Get("Upgrade") == "" { // which only HTTP/1 has
+			by = c.h2c
+		}
+	}
+	return by.RoundTrip(r)
+}
+
+func newTransport(given http.RoundTripper) http.RoundTripper {
+	if given != nil {
+		return carrier{given, given}
+	}
+	dialer := &net.Dialer{Timeout: time.Second, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3}}
+	plain := &http.Transport{
+		DialContext: dialer.DialContext, TLSHandshakeTimeout: 2 * time.Second, Protocols: new(http.Protocols),
+		HTTP2:               &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 10 * time.Second},
+		MaxIdleConnsPerHost: 256, IdleConnTimeout: 90 * time.Second, ExpectContinueTimeout: time.Second,
+		DisableCompression: true, // what a client accepts passes unchanged
+	}
+	h2c := plain.Clone()
+	plain.Protocols.SetHTTP1(true)
+	plain.Protocols.SetHTTP2(true)
+	h2c.Protocols.SetUnencryptedHTTP2(true)
+	return carrier{plain, h2c}
+}
