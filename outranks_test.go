@@ -104,7 +104,7 @@ func TestAReplicaAsksOnlyWhileItIsFitAndTheTermIsTheSame(t *testing.T) {
 		high.stop()
 		low.stop()
 
-		low = startRanked(t, store, "low")
+		startRanked(t, store, "low")
 		high = startRanked(t, store, "high", "low", "other")
 		other := startRanked(t, store, "other")
 		time.Sleep(settle / 2)

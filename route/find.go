@@ -163,6 +163,9 @@ func (rt *Route) look(ids []string) (found bool) {
 			if e.call == nil && !e.loading && !time.Now().Before(e.runAfter) {
 				free = append(free, id)
 			}
+		case e.call != nil && e.call.to == rt.owner(holding): // whatever token a stranger has made up
+			e.token, found = e.call.token, true
+			e.news()
 		case noAddress != nil:
 			rt.log.Log(rt.cfg.Logger, slog.LevelWarn, "route: the owner of a key has no label with its address", noAddress, "holder", holding.Holder, "label", rt.cfg.Label)
 		case at.Host != rt.own.Host: // this process is never dialled: Serve tells the requests that wait
@@ -195,8 +198,9 @@ func (rt *Route) load(c claims.Claim) {
 		var served atomic.Bool
 		err := rt.keys.Do(context.Background(), c, func(ctx context.Context) error {
 			return rt.cfg.Run(ctx, c, func(h http.Handler) error {
-				served.Store(true)
-				return rt.Serve(ctx, h)
+				err := rt.Serve(ctx, h)
+				served.Store(err == nil)
+				return err
 			})
 		})
 		if err != nil {

@@ -28,6 +28,8 @@ type outgoing struct {
 	id   string
 	r    *http.Request
 	kept []byte // its body, if that is short; other bodies can't be sent again once an owner may have read from them
+
+	mayHaveRun bool // an attempt has no known outcome, so the request is never refused any more
 }
 
 // request returns the request with its body from the beginning.
@@ -50,6 +52,7 @@ type attempt struct {
 	cancel   context.CancelFunc
 	recheck  *time.Timer // of the owner; nil: the answer has begun
 	progress atomic.Int32
+	begun    bool  // the owner has answered
 	err      error // why the owner has not answered
 }
 
@@ -88,26 +91,48 @@ func (o *outgoing) send(ctx context.Context, w http.ResponseWriter, to *owner) (
 		GetConn:      func(string) { a.progress.Store(connecting) },
 		WroteHeaders: func() { a.progress.Store(wroteHeaders) },
 	})))
-	if a.err == nil {
+	switch {
+	case a.err == nil:
+		return true
+	case a.begun: // the client is not there any more, or its connection can't be upgraded
+		o.fail(w, true, "the owner of the key has answered, and the answer could not be passed on")
 		return true
 	}
 	o.rt.mu.Lock()
 	if a.entry.owner == to {
 		a.entry.owner = nil // look again
 	}
+	if errors.Is(a.err, errRefused) { // perhaps because of a token that a stranger has made up
+		a.entry.token = 0
+	}
 	o.rt.mu.Unlock()
 	replays := o.kept != nil || o.r.ContentLength == 0
 	switch {
 	case a.progress.Load() == connecting && sending.Err() == nil: // one that is given up may be written at that moment
 		return false
-	case errors.Is(a.err, errRefused) && replays || o.idempotent() && replays && ctx.Err() == nil:
+	case errors.Is(a.err, errRefused) && replays:
 		return false
 	case errors.Is(a.err, errRefused):
-		fail(w, o.r, http.StatusServiceUnavailable, refused, errNoReplay.Error())
+		o.fail(w, false, errNoReplay.Error())
+	case o.idempotent() && replays && ctx.Err() == nil && !o.mayHaveRun: // once: it may be what has ended its owner
+		o.mayHaveRun = true
+		return false
 	default:
-		fail(w, o.r, http.StatusBadGateway, unknown, "the request was sent to the owner of its key, may have run, and has no answer")
+		o.fail(w, true, "the request was sent to the owner of its key, may have run, and has no answer")
 	}
 	return true
+}
+
+// fail answers a request that has no answer.
+func (o *outgoing) fail(w http.ResponseWriter, mayHaveRun bool, text string) {
+	switch {
+	case mayHaveRun:
+		fail(w, o.r, http.StatusBadGateway, unknown, text)
+	case o.mayHaveRun:
+		fail(w, o.r, http.StatusBadGateway, unknown, "the request may have run before its owner changed, and no other has answered")
+	default:
+		fail(w, o.r, http.StatusServiceUnavailable, refused, text)
+	}
 }
 
 // idempotent reports whether the request may run twice. The transport of net/http repeats the same ones.
@@ -148,13 +173,16 @@ func (rt *Route) newProxy() *httputil.ReverseProxy {
 				return errUnknown
 			}
 			a := attemptOf(response.Request)
+			a.begun = true
 			token, _ := strconv.ParseInt(response.Header.Get(tokenHeader), 10, 64)
 			rt.mu.Lock()
 			defer rt.mu.Unlock()
 			a.recheck.Stop()
 			a.recheck = nil
 			a.owner.heard = time.Now()
-			a.entry.learn(a.owner.to, token)
+			if response.StatusCode != http.StatusSwitchingProtocols { // whose headers the handler wrote by itself
+				a.entry.learn(a.owner.to, token)
+			}
 			return nil
 		},
 		ErrorHandler: func(_ http.ResponseWriter, r *http.Request, err error) { attemptOf(r).err = err },

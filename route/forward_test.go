@@ -75,6 +75,10 @@ func TestARequestIsSentAgainOnlyIfItNeverRanOrMayRunTwice(t *testing.T) {
 			does: []func(http.ResponseWriter){lost, ok}, header: []string{"Idempotency-Key", "1"}, want: `200  "ok" <nil>`, runs: 2},
 		"no answer to a PATCH that the config calls idempotent": {
 			does: []func(http.ResponseWriter){lost, ok}, method: "PATCH", want: `200  "ok" <nil>`, runs: 2},
+		"no answer to a GET, and then it is refused": {
+			does: []func(http.ResponseWriter){lost, refuse}, method: "GET", want: "502 unknown", runs: 1},
+		"no answer to a GET, twice": { // it may be what ends its owners
+			does: []func(http.ResponseWriter){lost, lost, ok}, method: "GET", want: "502 unknown", runs: 2},
 		"unknown to the owner": {
 			does: []func(http.ResponseWriter){unknown, ok}, want: "502 unknown", runs: 1},
 		"unknown to the owner of a GET": {
@@ -99,7 +103,7 @@ func TestARequestIsSentAgainOnlyIfItNeverRanOrMayRunTwice(t *testing.T) {
 				do(w)
 			})), "x")
 			front := startProcess(t, kit.OpenSQLite(t, path), "front",
-				route.Config{Idempotent: func(r *http.Request) bool { return r.Method == "PATCH" }}, claims.SessionConfig{}, nil)
+				route.Config{MaxWait: 2 * time.Second, Idempotent: func(r *http.Request) bool { return r.Method == "PATCH" }}, claims.SessionConfig{}, nil)
 			var body io.Reader
 			if test.method == "" {
 				test.method = "POST"
@@ -114,6 +118,24 @@ func TestARequestIsSentAgainOnlyIfItNeverRanOrMayRunTwice(t *testing.T) {
 				require.Equal(t, "2", got.header.Get("Grpc-Status"))
 			}
 		})
+	}
+}
+
+// Whoever has got the address of an owner can answer in its place, until the owner is looked up again.
+func TestATokenThatAStrangerHasMadeUpIsForgotten(t *testing.T) {
+	path := newFile(t)
+	ownedBy(t, path, listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		const huge = "9223372036854775807"
+		if strings.Contains(r.Header.Get("Tenure-Route"), huge) { // as every owner would
+			w.Header().Set("Tenure-Request", "refused")
+			w.WriteHeader(http.StatusMisdirectedRequest)
+			return
+		}
+		w.Header().Set("Tenure-Token", huge)
+	})), "x")
+	front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{}, claims.SessionConfig{}, nil)
+	for range 3 {
+		require.Equal(t, http.StatusOK, ask(front.addr, "POST", "/x", "1", nil).status)
 	}
 }
 

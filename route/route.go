@@ -221,13 +221,16 @@ func (rt *Route) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for tries := 0; ; tries++ {
 		c, owner, err := rt.locate(ctx, id, false)
 		if err != nil {
-			fail(w, r, http.StatusServiceUnavailable, refused, err.Error())
+			out.fail(w, false, err.Error())
 			return
 		}
 		if c != nil && c.answer(w, out.request()) || owner != nil && out.send(ctx, w, owner) {
 			return
 		}
-		pace.Sleep(ctx, pace.Jitter(min(5*time.Millisecond<<min(tries, 10), longestPause)))
+		if !pace.Sleep(ctx, pace.Jitter(min(5*time.Millisecond<<min(tries, 10), longestPause))) {
+			out.fail(w, false, errNoOwner.Error())
+			return
+		}
 	}
 }
 
@@ -244,6 +247,7 @@ func fail(w http.ResponseWriter, r *http.Request, status int, fate, text string)
 	w.Header().Set("Content-Type", "application/grpc") // trailers only
 	w.Header().Set("Grpc-Status", map[string]string{refused: "14", unknown: "2"}[fate])
 	w.Header().Set("Grpc-Message", text)
+	w.WriteHeader(http.StatusOK) // so that a handler whose answer came too late can't change them
 }
 
 // Owner is the process that answers for a key: its URL, whose scheme may be h2c, the ID of its session or of its term of
@@ -282,8 +286,15 @@ func (rt *Route) Owner(ctx context.Context, id string) (Owner, error) {
 func (rt *Route) Shutdown(ctx context.Context, s *http.Server) error {
 	pace.Sleep(ctx, 250*time.Millisecond)
 	err := s.Shutdown(ctx)
-	if err == nil { // no request waits any more
-		rt.busy.Wait()
+	if err != nil {
+		return err
+	}
+	ended := make(chan struct{})
+	go func() { rt.busy.Wait(); close(ended) }() // no request waits any more
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
 	}
 	return err
 }

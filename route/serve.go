@@ -122,7 +122,12 @@ type answer struct {
 func (c *call) answer(w http.ResponseWriter, r *http.Request) (admitted bool) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	a := &answer{of: c, w: w, r: r.WithContext(rightContext{ctx, c.ctx}), cancel: cancel}
-	a.long.Store(r.Header.Get("Upgrade") != "")
+	inner := a.r
+	if r.Header[routeHeader] != nil { // it is not for what the handler itself asks
+		inner = r.WithContext(a.r.Context())
+		inner.Header = r.Header.Clone()
+		inner.Header.Del(routeHeader)
+	}
 	defer cancel(nil)
 	c.rt.mu.Lock()
 	if c.closed != nil || c.ctx.Err() != nil || !c.holds() {
@@ -139,7 +144,7 @@ func (c *call) answer(w http.ResponseWriter, r *http.Request) (admitted bool) {
 		delete(c.running, a)
 		c.quiet = time.Now()
 	}()
-	c.h.ServeHTTP(a, a.r)
+	c.h.ServeHTTP(a, inner)
 	if !a.hijacked && a.begin(http.StatusOK) && (a.cutOff || !c.holds()) {
 		panic(http.ErrAbortHandler) // a clean end would look complete
 	}
