@@ -5,7 +5,7 @@
 //   - answered: the handler's answer, with the fencing token under which it ran in the header Tenure-Token.
 //   - refused: 503 with "Tenure-Request: refused" and Retry-After. It did not run and will not; send it again.
 //   - unknown: 502 with "Tenure-Request: unknown", or a broken connection if the answer had begun. It ran once or not
-//     at all. An idempotent request is sent again instead.
+//     at all. An idempotent request is sent again once before that.
 //
 // For gRPC these are the statuses UNAVAILABLE and UNKNOWN. A process answers for a key while [Route.Serve] runs in the
 // func that has the right. The owner judges each request by its own trust in that right, without I/O. No answer begins
@@ -62,7 +62,7 @@ type Config struct {
 	// Idempotency-Key or X-Idempotency-Key, may in any case.
 	Idempotent func(*http.Request) bool
 
-	// Transport carries requests to other processes. It must call the hooks of net/http/httptrace, without which no
+	// Transport carries requests to other processes. It must not repeat any by itself, and must call the hooks of net/http/httptrace, without which no
 	// failed request counts as unsent, and sees h2c as http. Default: one that notices a lost host within 20s.
 	Transport http.RoundTripper
 
