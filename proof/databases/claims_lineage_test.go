@@ -158,6 +158,9 @@ func TestClaimsGoOnOverARestartOfTheServer(t *testing.T) {
 	for _, store := range []*tenure.PostgresStore{c.store, remote.store} { // connections that are gone
 		kit.Await(t, "it is up", func() bool { _, err := store.Get(t.Context(), kit.LeaseKey); return errors.Is(err, tenure.ErrNotFound) })
 	}
+	for i, keys := range []*claims.Keys{c.keys, remote.keys} { // so are those of claims
+		kit.Await(t, "claims are up", func() bool { _, err := keys.TryClaim(t.Context(), fmt.Sprint("up", i)); return err == nil })
+	}
 
 	got, err := c.keys.TryClaim(t.Context(), "5")
 	require.NoError(t, err)
