@@ -25,9 +25,6 @@ const (
 	defaultDrain = 24 * time.Hour
 )
 
-// errTakesPart ends a call of [Drain.Start] when [Drain.Stop] is called, and no mark stands.
-var errTakesPart = errors.New("the replica takes part again")
-
 // Drain takes a replica out without stopping its process. While the replica is drained, the coordinators and
 // sessions whose configs name this Drain give back what they hold, each lease and key as soon as its job or
 // func has returned, and take nothing. A replica is drained while it is marked, see [SetDrain], also after a
@@ -184,7 +181,7 @@ func (d *Drain) tell() {
 // Follow calls set at once, with whether the replica is drained, and each time when that changes, until leave is
 // called. It is for programs that hold something by other means than a [Coordinator]. set must not block, and
 // must not call methods of the Drain. When it is called with true, it returns a func that waits until all
-// is given back.
+// is given back, or the replica takes part again.
 func (d *Drain) Follow(set func(drained bool) (givenBack func(context.Context) error)) (leave func()) {
 	if d == nil {
 		return func() {}
@@ -220,6 +217,11 @@ func (d *Drain) Start(ctx context.Context) error {
 			errs = append(errs, givenBack(ctx))
 		}
 	}
+	d.mu.Lock()
+	if !d.drained { // then the waits have ended for that
+		errs = append(errs, errors.New("the replica takes part again"))
+	}
+	d.mu.Unlock()
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("tenure: drain %s: %w", d.key.ID, err)
 	}

@@ -52,11 +52,7 @@ func (s *standby) compete(ctx context.Context) *Term {
 		if term != nil || ctx.Err() != nil {
 			return term
 		}
-		w := s.waitAfter(err)
-		if errors.Is(err, ErrHeld) && s.askForHandover(ctx) {
-			w = s.after(err)
-		}
-		if !s.await(ctx, w) {
+		if !s.await(ctx, s.waitAfter(ctx, err)) {
 			return nil
 		}
 	}
@@ -130,7 +126,7 @@ func (s *standby) acquire(ctx context.Context, likelyFree bool) (*Term, error) {
 }
 
 // waitAfter notes why an attempt has failed, and returns how to wait for the next one.
-func (s *standby) waitAfter(err error) wait {
+func (s *standby) waitAfter(ctx context.Context, err error) wait {
 	isNew := false
 	if held := (*HeldError)(nil); errors.As(err, &held) {
 		s.monitor.log().Debug("lease is held", "holder", held.Holding.Holder)
@@ -141,6 +137,7 @@ func (s *standby) waitAfter(err error) wait {
 		if held.Holding.Version != 0 { // otherwise the record was gone before it was read
 			s.sees(&held.Holding)
 		}
+		s.askForHandover(ctx)
 		isNew = held.Holding.Term != s.lastTerm
 		s.lastTerm = held.Holding.Term
 		if s.woken && isNew {
@@ -192,19 +189,19 @@ func (s *standby) sees(holder *Holding) {
 	}
 }
 
-// askForHandover asks the holder to hand over to this replica if the wish has lasted for long enough. It
-// reports whether it has tried to. The last attempt has asked Check, and has read who holds the lease.
-func (s *standby) askForHandover(ctx context.Context) bool {
+// askForHandover asks the holder to hand over to this replica if the wish has lasted for long enough. The last
+// attempt has asked Check, and has read who holds the lease.
+func (s *standby) askForHandover(ctx context.Context) {
 	w := &s.wish
 	if w.term == "" || time.Until(w.due) > 0 {
-		return false
+		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.caller.timeout)
 	defer cancel()
 	if err := s.lease.request(ctx, s.lease.cfg.Holder, w.term); err != nil {
 		s.monitor.logFailure("failed to ask for a handover to this replica; retrying", err)
 		w.due = time.Now().Add(pace.Jitter(s.cfg.AcquireInterval))
-		return true
+		return
 	}
 	now := time.Now()
 	w.settle = min(2*w.settle, max(longestSettle, s.cfg.Settle))
@@ -214,7 +211,6 @@ func (s *standby) askForHandover(ctx context.Context) bool {
 	if len(w.asked) == manyRequests {
 		s.monitor.log().Warn("this replica has asked for the lease several times within an hour: do two replicas outrank each other, or does its job fail?")
 	}
-	return true
 }
 
 // held notes how long a term has lasted: after a long one, requests are soon again.

@@ -59,7 +59,8 @@ func (k *kind) giveBack() {
 	k.free(l, true, idle...)
 }
 
-// givenBack waits until the session holds nothing and no func runs. Detached claims don't count.
+// givenBack waits until the session holds nothing and no func runs, or the replica takes part again. Detached
+// claims don't count.
 func (s *Session) givenBack(ctx context.Context) error {
 	for _, k := range s.allKinds() { // for the answers to statements that were sent before
 		select {
@@ -69,22 +70,14 @@ func (s *Session) givenBack(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
-	takesPart := false
-	err := s.until(ctx, func() bool {
-		if takesPart = !s.drained; takesPart {
-			return true
-		}
+	return s.until(ctx, func() bool {
 		for _, k := range s.kinds {
 			if len(k.running) > 0 || k.ledger.size() > 0 || s.term != nil && len(k.ledger.freeing) > 0 {
-				return false
+				return !s.drained
 			}
 		}
 		return true
 	})
-	if takesPart {
-		err = errors.New("the replica takes part again")
-	}
-	return err
 }
 
 // noteGivenBack wakes the calls of givenBack. The caller holds mu.
