@@ -38,14 +38,9 @@ type shard struct {
 	stopped  time.Time // when it was told
 }
 
-type claimKey struct{}
-
-// ClaimFromContext returns the claim for which [Config.Work] was called, which can fence writes, see
-// [claims.Claim.Fence]. It returns a zero claim if ctx is not derived from the context of such a call.
-func ClaimFromContext(ctx context.Context) claims.Claim {
-	c, _ := ctx.Value(claimKey{}).(claims.Claim)
-	return c
-}
+// ClaimFromContext is [claims.ClaimFromContext]. In a call of [Config.Work] it returns the shard's claim, which can
+// fence writes, see [claims.Claim.Fence].
+func ClaimFromContext(ctx context.Context) claims.Claim { return claims.ClaimFromContext(ctx) }
 
 // start begins to work for shards that were claimed.
 func (m *Member) start(ctx context.Context, got []claims.Claim) {
@@ -67,7 +62,6 @@ func (m *Member) start(ctx context.Context, got []claims.Claim) {
 
 // serve calls Work for a shard until the shard's claim has ended or is given up.
 func (m *Member) serve(ctx context.Context, s *shard) {
-	ctx = context.WithValue(ctx, claimKey{}, s.claim)
 	// The shard also stops when its session is lost, or when another process asks for it.
 	defer context.AfterFunc(ctx, func() {
 		m.mu.Lock()
