@@ -225,12 +225,12 @@ func TestAFuncIsToldAtItsDeadlineAndLosesItsRowAfterTheGrace(t *testing.T) {
 		ofA, ofB := w.rowsOf(a, cfg), w.rowsOf(b, cfg)
 		began := time.Now()
 		got := takeOf(w, ofA, 2)
-		var told time.Duration
+		told := make(chan time.Duration, 1)
 		returned, goOn := make(chan error, 1), make(chan struct{})
 		go func() {
 			returned <- ofA.Do(w.Context(), got[0], func(ctx context.Context) error {
 				<-ctx.Done()
-				told = time.Since(began)
+				told <- time.Since(began)
 				if !errors.Is(context.Cause(ctx), claims.ErrOverdue) {
 					w.Error(context.Cause(ctx))
 				}
@@ -248,7 +248,7 @@ func TestAFuncIsToldAtItsDeadlineAndLosesItsRowAfterTheGrace(t *testing.T) {
 		other = takeOf(w, ofB, 1)
 		require.Equal(w, []string{"1"}, takenIDs(other))
 		require.InDelta(w, 12, time.Since(began).Seconds(), 0.2)
-		require.InDelta(w, 10, told.Seconds(), 0.1)
+		require.InDelta(w, 10, (<-told).Seconds(), 0.1)
 		require.NoError(w, ofB.Release(w.Context(), other...))
 		ctx, cancel := context.WithTimeout(w.Context(), 5*time.Second)
 		defer cancel()
