@@ -35,9 +35,10 @@ type LeaseConfig struct {
 	// AssumeUniqueHolder lets this replica take over a lease that has not expired if the
 	// record names its own Holder. A replica that crashed and restarted then does not wait for
 	// the TTL of its own last term. This is safe only if there is never more than one process
-	// with this Holder, not even for a moment: for a pod of a StatefulSet, or for a systemd
-	// unit that is named after its host. It is unsafe if a name can be given out twice, for
+	// with this Holder, not even for a moment: for a pod whose name is its Holder, or for a
+	// systemd unit that is named after its host. It is unsafe if a name can be given out twice, for
 	// example by an orchestrator that replaces what it cannot reach. Holder must be set.
+	// The page docs/restarts.md says where it is safe.
 	//
 	// If Labels has [UniqueWithin], there need only be one such process in what the label names,
 	// and only a record with the same label is taken over.

@@ -63,6 +63,39 @@ func Example() {
 	// holder after Run: false
 }
 
+// A program that its supervisor restarts at once takes its own lease back at once.
+func ExampleLeaseConfig_assumeUniqueHolder() {
+	store := storetest.NewMem()
+	for range 2 { // the first run is killed while it holds the lease
+		lease, err := uniqueLease(store)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		_, err = lease.AcquireOrSteal(context.Background())
+		fmt.Println(err)
+	}
+	// Output:
+	// <nil>
+	// <nil>
+}
+
+func uniqueLease(store tenure.Store) (*tenure.Lease, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, err
+	}
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{
+		Key:                tenure.Key{Type: "lease", ID: "sweeper"},
+		Holder:             host + "/sweeper.service", // a name that no other process has, at any time
+		AssumeUniqueHolder: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return lease, nil
+}
+
 // Without a coordinator, the caller renews and releases.
 func ExampleLease() {
 	ctx := context.Background()
