@@ -24,7 +24,7 @@ const (
 // LeaseConfig configures a [Lease]. Only Key must be set.
 type LeaseConfig struct {
 	Key    Key               // of the object: all replicas of a service have the same, and no other service has
-	Name   string            // of the object; default: the key's ID
+	Name   string            // of the object; default: the key's ID, or none in a [Nameless] store
 	Holder string            // the replica's name, default ReplicaID(); for people to read: safety never depends on it
 	TTL    time.Duration     // how long the lease counts as held after its last renewal; default 30s; from 10ms to a year
 	Margin time.Duration     // the holder's own trust ends this long before the TTL; default TTL/30

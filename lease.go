@@ -35,9 +35,16 @@ func NewLease(store Store, cfg LeaseConfig) (*Lease, error) {
 	if objects.IsNil(store) {
 		return nil, fmt.Errorf("tenure: new lease: %w: store is nil", ErrInvalid)
 	}
+	name := cfg.Name
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, fmt.Errorf("tenure: new lease: %w", err)
+	}
+	if isNameless(store) {
+		if name != "" {
+			return nil, fmt.Errorf("tenure: new lease: %w: Name is %q, and the store keeps no names", errors.ErrUnsupported, name)
+		}
+		cfg.Name = ""
 	}
 	if isClockless(store) {
 		cfg.Expiry = Observed

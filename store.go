@@ -15,7 +15,8 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
-// MaxPayload is the greatest length of an [Object]'s payload, in bytes.
+// MaxPayload is the greatest length of an [Object]'s payload, in bytes. A store whose server has a
+// lower limit keeps 64 KiB at least, and returns [ErrInvalid] for what is above the limit.
 const MaxPayload = 1 << 20
 
 var (
@@ -31,7 +32,8 @@ var (
 	// ErrTaken means that the ID or the name belongs to another object. Retrying does not help.
 	ErrTaken = objects.ErrTaken
 
-	// ErrInvalid means that an argument can never be accepted. Nothing was sent to the database.
+	// ErrInvalid means that an argument can never be accepted. Nothing was sent to the database,
+	// unless only its server knows the limit.
 	ErrInvalid = objects.ErrInvalid
 
 	// ErrSetup means that the database needs attention: a table is missing, a column has the
@@ -166,7 +168,7 @@ func (c WriteCondition) String() string {
 // Store keeps objects and writes them by compare-and-swap.
 //
 // A store may also implement [Lister], [Fencer], [SQLStore], [Watcher], [Notifier],
-// [Clockless] and [Exclusive]. A store for another database is a module of its own, with its
+// [Clockless], [Nameless] and [Exclusive]. A store for another database is a module of its own, with its
 // own constructor. Package storetest tests a store against this contract:
 //
 //   - A write is atomic, and durable when it returns nil. A failed condition changes nothing.
@@ -354,6 +356,19 @@ type Clockless interface {
 func isClockless(store Store) bool {
 	clockless, ok := store.(Clockless)
 	return ok && clockless.Clockless()
+}
+
+// Nameless is implemented by stores that keep no unique names. Leases in such a store have none.
+// A store that wraps another has to pass the answer on, and so a store may implement Nameless and
+// return false.
+type Nameless interface {
+	// Nameless reports whether PutIf of an object with a name is [errors.ErrUnsupported].
+	Nameless() bool
+}
+
+func isNameless(store Store) bool {
+	nameless, ok := store.(Nameless)
+	return ok && nameless.Nameless()
 }
 
 // Exclusive is implemented by stores that may belong to one replica alone.

@@ -35,7 +35,11 @@ type broken struct {
 	watch func(key tenure.Key) tenure.Subscription
 	wake  func(ctx context.Context, key tenure.Key, version int64) error
 	hint  func(ctx context.Context, key tenure.Key) error // nil: Mem's
+
+	unnamed bool
 }
+
+func (b *broken) Nameless() bool { return b.unnamed }
 
 func (b *broken) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
 	return b.get(ctx, key)
@@ -231,8 +235,8 @@ func restart(b *broken) {
 	}
 }
 
-// nameless keeps names outside of the Mem, where they never collide.
-func nameless(b *broken) {
+// collidingNames keeps names outside of the Mem, where they never collide.
+func collidingNames(b *broken) {
 	var names sync.Map
 	b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 		name := obj.Name
@@ -442,7 +446,7 @@ var breakages = []struct {
 
 	{"of many concurrent creates one succeeds", "checks before the write", readThenWrite},
 	{"of many writes and deletions of one version one succeeds", "checks before the write", readThenWrite},
-	{"of many creates with one name one succeeds", "names are not compared", nameless},
+	{"of many creates with one name one succeeds", "names are not compared", collidingNames},
 	{"versions rise under concurrent writers", "two writes get the same version", func(b *broken) {
 		b.Now = func() time.Time { return time.UnixMicro(0) }
 		b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
@@ -465,7 +469,7 @@ var breakages = []struct {
 		}
 	}},
 
-	{"a name belongs to one object of its type", "names are not compared", nameless},
+	{"a name belongs to one object of its type", "names are not compared", collidingNames},
 	{"a name belongs to one object of its type", "a taken name is ErrExists", func(b *broken) {
 		b.fails(func(_ context.Context, key tenure.Key, err error) error {
 			if errors.Is(err, tenure.ErrTaken) {
@@ -497,6 +501,38 @@ var breakages = []struct {
 				}
 			}
 			return b.Mem.PutIf(ctx, obj, cond)
+		}
+	}},
+	{"a store without names refuses them", "it drops them", func(b *broken) {
+		b.unnamed = true
+		b.writes(func(obj *tenure.Object, _ *tenure.WriteCondition) { obj.Name = "" })
+	}},
+	{"a store without names refuses them", "it refuses them too late", func(b *broken) {
+		b.unnamed = true
+		put := b.put
+		b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+			if written, err := put(ctx, obj, cond); err != nil || obj.Name == "" {
+				return written, err
+			}
+			return tenure.Object{}, errors.ErrUnsupported
+		}
+	}},
+	{"a payload is kept byte for byte", "a limit below 64 KiB", func(b *broken) {
+		put := b.put
+		b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+			if len(obj.Payload) > 60_000 {
+				return tenure.Object{}, tenure.ErrInvalid
+			}
+			return put(ctx, obj, cond)
+		}
+	}},
+	{"a payload is kept byte for byte", "what is above the limit is refused and kept", func(b *broken) {
+		b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+			written, err := b.Mem.PutIf(ctx, obj, cond)
+			if err == nil && len(obj.Payload) > 100_000 {
+				return tenure.Object{}, tenure.ErrInvalid
+			}
+			return written, err
 		}
 	}},
 	{"an error names the operation and the key", "errors have no key", func(b *broken) {

@@ -169,6 +169,9 @@ func (f *FaultyStore) SingleReplica() bool {
 // Clockless is the store's Clockless, or false if the store is not a [tenure.Clockless].
 func (f *FaultyStore) Clockless() bool { return isClockless(f.store) }
 
+// Nameless is the store's Nameless, or false if the store is not a [tenure.Nameless].
+func (f *FaultyStore) Nameless() bool { return isNameless(f.store) }
+
 // through passes a call through the hook.
 func through[T any](ctx context.Context, f *FaultyStore, call Call, send func(context.Context) (T, error)) (T, error) {
 	hook := f.hook.Load()

@@ -70,6 +70,7 @@ func oneOfAVersionSucceeds(t *testing.T, store *watched) {
 }
 
 func oneCreateUnderANameSucceeds(t *testing.T, store *watched) {
+	needsNames(t, store)
 	for round := range rounds {
 		keys := make([]tenure.Key, 8)
 		for i := range keys {

@@ -1,12 +1,42 @@
 package storetest
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/tenurelib/tenure"
 )
 
+func isNameless(store tenure.Store) bool {
+	nameless, ok := store.(tenure.Nameless)
+	return ok && nameless.Nameless()
+}
+
+// needsNames skips the test if the store keeps no names.
+func needsNames(t *testing.T, store *watched) {
+	t.Helper()
+	if isNameless(store.Store) {
+		t.Skipf("%T is Nameless", store.Store)
+	}
+}
+
+func namesAreRefused(t *testing.T, store *watched) {
+	if !isNameless(store.Store) {
+		t.Skipf("%T is not a tenure.Nameless", store.Store)
+	}
+	a := put(t, store, named(widget("a"), ""), tenure.IfAbsent())
+	for _, obj := range []tenure.Object{named(a.Key, "name"), named(widget("b"), "name")} {
+		_, err := store.PutIf(t.Context(), obj, tenure.Unconditional())
+		if !errors.Is(err, errors.ErrUnsupported) {
+			t.Errorf("PutIf(%s) with a name: got error %v, want errors.ErrUnsupported", obj.Key, err)
+		}
+	}
+	same(t, "after a write with a name,", get(t, store, a.Key), a)
+	getFails(t, store, widget("b"), tenure.ErrNotFound)
+}
+
 func nameBelongsToOneObject(t *testing.T, store *watched) {
+	needsNames(t, store)
 	a := put(t, store, named(widget("a"), "taken"), tenure.IfAbsent())
 	b := put(t, store, named(widget("b"), "free"), tenure.IfAbsent())
 
@@ -23,6 +53,7 @@ func nameBelongsToOneObject(t *testing.T, store *watched) {
 }
 
 func nameIsFreeWhenLeft(t *testing.T, store *watched) {
+	needsNames(t, store)
 	a := put(t, store, named(widget("a"), "first"), tenure.IfAbsent())
 	a = put(t, store, named(a.Key, "first"), tenure.IfVersion(a.Version))
 	a = put(t, store, named(a.Key, "first"), tenure.Unconditional())
@@ -35,6 +66,7 @@ func nameIsFreeWhenLeft(t *testing.T, store *watched) {
 }
 
 func namesThatNeverCollide(t *testing.T, store *watched) {
+	needsNames(t, store)
 	for _, obj := range []tenure.Object{
 		named(widget("a"), "name"),
 		named(tenure.Key{Type: "gadget", ID: "b"}, "name"),

@@ -23,7 +23,7 @@ func missingIsNotFound(t *testing.T, store *watched) {
 func readsBackAsWritten(t *testing.T, store *watched) {
 	obj := tenure.Object{
 		Key:     widget("a"),
-		Name:    "the first",
+		Name:    store.nameOr("the first"),
 		Labels:  map[string]string{"colour": "red", "size": "10"},
 		Payload: []byte("a payload"),
 	}
@@ -37,7 +37,7 @@ func readsBackAsWritten(t *testing.T, store *watched) {
 	}
 	same(t, "Get after the create of", get(t, store, obj.Key), created)
 
-	obj.Name, obj.Labels, obj.Payload = "renamed", map[string]string{"colour": "blue"}, []byte("another")
+	obj.Name, obj.Labels, obj.Payload = store.nameOr("renamed"), map[string]string{"colour": "blue"}, []byte("another")
 	replaced := put(t, store, obj, tenure.IfVersion(created.Version))
 	sameContent(t, "PutIf's answer", replaced, obj)
 	same(t, "Get after the replacement of", get(t, store, obj.Key), replaced)
@@ -126,6 +126,9 @@ func storedIsNobodysMemory(t *testing.T, store *watched) {
 	sameContent(t, "after a change of Get's answer,", get(t, store, want.Key), want)
 }
 
+// leastPayload is the length that the payloads of every store may have.
+const leastPayload = 64 << 10
+
 func payloadIsKept(t *testing.T, store *watched) {
 	every := make([]byte, 256)
 	for i := range every {
@@ -138,10 +141,19 @@ func payloadIsKept(t *testing.T, store *watched) {
 		[]byte(`{"json": "\u0000 \\ '' %s $1"}`),
 		[]byte(`\x00`), // looks like a bytea
 		every,
+		bytes.Repeat(every, leastPayload/len(every)),
 		bytes.Repeat(every, tenure.MaxPayload/len(every)),
 	} {
 		obj := tenure.Object{Key: widget(fmt.Sprintf("payload-%d", i)), Payload: payload}
-		sameContent(t, "PutIf's answer", put(t, store, obj, tenure.IfAbsent()), obj)
+		written, err := store.PutIf(t.Context(), obj, tenure.IfAbsent())
+		if len(payload) > leastPayload && errors.Is(err, tenure.ErrInvalid) { // the server's limit is lower
+			getFails(t, store, obj.Key, tenure.ErrNotFound)
+			continue
+		}
+		if err != nil {
+			t.Fatalf("PutIf of a payload of %d bytes: got error %q, want none", len(payload), err)
+		}
+		sameContent(t, "PutIf's answer", written, obj)
 		sameContent(t, "Get of", get(t, store, obj.Key), obj)
 	}
 }
@@ -183,7 +195,7 @@ func odd() []tenure.Key {
 func keysStayApart(t *testing.T, store *watched) {
 	var objects []tenure.Object
 	for _, key := range odd() {
-		objects = append(objects, put(t, store, tenure.Object{Key: key, Name: key.ID, Payload: []byte(key.String())}, tenure.IfAbsent()))
+		objects = append(objects, put(t, store, tenure.Object{Key: key, Name: store.nameOr(key.ID), Payload: []byte(key.String())}, tenure.IfAbsent()))
 	}
 	for _, obj := range objects {
 		same(t, "Get of", get(t, store, obj.Key), obj)

@@ -146,7 +146,7 @@ func deletionWakes(t *testing.T, store *watched) {
 	for round := range 3 {
 		var objects []tenure.Object
 		for i, key := range keys {
-			objects = append(objects, put(t, store, tenure.Object{Key: key, Name: fmt.Sprint(i), Payload: []byte("1")}, tenure.IfAbsent()))
+			objects = append(objects, put(t, store, tenure.Object{Key: key, Name: store.nameOr(fmt.Sprint(i)), Payload: []byte("1")}, tenure.IfAbsent()))
 		}
 		for _, key := range keys {
 			late = append(late, w.begun(t, key))
@@ -236,7 +236,7 @@ func changesArrive(t *testing.T, store *watched) {
 		began := time.Now()
 		var objects []tenure.Object
 		for i, key := range keys {
-			objects = append(objects, put(t, store, tenure.Object{Key: key, Name: fmt.Sprint(i), Labels: map[string]string{"a": "b"}, Payload: []byte("1")}, tenure.IfAbsent()))
+			objects = append(objects, put(t, store, tenure.Object{Key: key, Name: store.nameOr(fmt.Sprint(i)), Labels: map[string]string{"a": "b"}, Payload: []byte("1")}, tenure.IfAbsent()))
 			arrives("after a create", watches[i], key, began)
 		}
 		for i, key := range keys {

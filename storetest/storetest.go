@@ -14,7 +14,8 @@ import (
 // newStore returns an empty store for one subtest, and releases its resources
 // with [testing.T.Cleanup]. The rules of [tenure.Lister], [tenure.Fencer], [tenure.Lineaged],
 // [tenure.Watcher] and [tenure.Notifier] are skipped if the store does not implement
-// them, and the rules about hints are skipped if a watch does not become live. A store that
+// them, those about names if it is [tenure.Nameless], and those about hints if a watch does not
+// become live. A store that
 // is only a Watcher must have a [tenure.ChangeSubscription] for each key: on it, DeleteIf
 // wakes as DeleteAndWake does elsewhere.
 //
@@ -46,7 +47,7 @@ func Run(t *testing.T, newStore func(t *testing.T) tenure.Store) {
 			"Payload and labels are copied on the way in and on the way out: a caller that modifies its own copy afterwards changes nothing in the store.",
 			storedIsNobodysMemory},
 		{"a payload is kept byte for byte",
-			"A payload is 0 to MaxPayload arbitrary bytes, not text.",
+			"A payload is 0 to MaxPayload arbitrary bytes, not text. If the server has a lower limit, it is 64 KiB or more, and what is above it fails with ErrInvalid and is not stored.",
 			payloadIsKept},
 		{"labels are kept character by character",
 			"Labels are any UTF-8 text without NUL. An object without labels may come back with a nil map or an empty one.",
@@ -103,6 +104,10 @@ func Run(t *testing.T, newStore func(t *testing.T) tenure.Store) {
 		{"names of other types and empty names never collide",
 			"A name is unique among the objects of one type; any number of objects may have no name.",
 			namesThatNeverCollide},
+
+		{"a store without names refuses them",
+			"In a store that is Nameless, PutIf of an object with a name fails with errors.ErrUnsupported and changes nothing: an object under a name that others may have too would break their trust in it.",
+			namesAreRefused},
 
 		{"a call whose context has ended returns its error",
 			"For a call whose context was cancelled or has passed its deadline, errors.Is reports context.Canceled or context.DeadlineExceeded and no other error of the contract; the store keeps working for others.",

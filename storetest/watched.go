@@ -39,6 +39,14 @@ func watch(t *testing.T, store tenure.Store) *watched {
 	}
 }
 
+// nameOr returns the name, or none for a store without names.
+func (w *watched) nameOr(name string) string {
+	if isNameless(w.Store) {
+		return ""
+	}
+	return name
+}
+
 func (w *watched) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
 	before := w.known(key)
 	obj, err := w.Store.Get(ctx, key)

@@ -186,6 +186,11 @@ type recorder struct {
 
 func (r *recorder) Clockless() bool { return true }
 
+func (r *recorder) Nameless() bool {
+	nameless, ok := r.Store.(tenure.Nameless)
+	return ok && nameless.Nameless()
+}
+
 func (r *recorder) note(key tenure.Key, sent time.Duration, call HistoryCall) {
 	answered := time.Since(r.log.began)
 	call.Lease, call.Fence = key.Type == "lease", r.fence
