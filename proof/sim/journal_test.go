@@ -163,6 +163,7 @@ func (w eventWatch) Last() (tenure.Change, bool) {
 }
 
 func (h *handle) Wake(_ context.Context, key tenure.Key) error {
+	h.w.locked(h.w.judge.hinted)
 	h.hub.Wake(key)
 	return nil
 }

@@ -56,6 +56,7 @@ type judge struct {
 	restoredAt   time.Time // when the table was last restored
 	witnessed    int64     // the greatest version that a record had before that
 	floodedUntil time.Time // until then there are spurious hints
+	hints        []time.Time
 }
 
 // term is what the judge knows about one term, or about an offer.

@@ -171,6 +171,17 @@ func (j *judge) expectWake(by *handle) *release {
 	return nil
 }
 
+// hinted notes a hint that may tell nothing new, such as that of a release whose answers are lost
+// again and again. A standby follows the first few of these, and then one per interval.
+func (j *judge) hinted() {
+	const few = 5
+	now := time.Now()
+	j.hints = slices.DeleteFunc(append(j.hints, now), func(at time.Time) bool { return now.Sub(at) > j.w.longestTTL() })
+	if len(j.hints) >= few {
+		j.floodedUntil = later(j.floodedUntil, now)
+	}
+}
+
 // wokeInTime checks whether the last release woke its candidate in time. It is called
 // when a term begins, and with nil from time to time.
 func (j *judge) wokeInTime(begun *term) {
