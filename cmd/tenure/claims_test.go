@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,9 +19,13 @@ import (
 // startSession runs a session until the test ends or stop is called, and returns its tenants.
 func (s *site) startSession(t *testing.T, holder string) (session *claims.Session, tenants *claims.Keys, stop func()) {
 	t.Helper()
-	session, err := claims.NewSession(s.open(t), claims.SessionConfig{
-		Holder: holder, Labels: map[string]string{"address": holder + ":8080"}, Logger: slog.New(slog.DiscardHandler),
-	})
+	return s.startSessionWith(t, s.open(t), claims.SessionConfig{Holder: holder, Labels: map[string]string{"address": holder + ":8080"}})
+}
+
+func (s *site) startSessionWith(t *testing.T, store tenure.Store, cfg claims.SessionConfig) (session *claims.Session, tenants *claims.Keys, stop func()) {
+	t.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	session, err := claims.NewSession(store, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -282,5 +287,57 @@ func TestTheRowsOfQueuesAreShown(t *testing.T) {
 		if status, stdout, stderr := tenureCommand(t, "list", "-store", s.store, "-sessions"); status != 0 || !strings.Contains(stdout, "tenant 1") || !strings.Contains(stderr, "runs") || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("without the table: exit status %d, %s and %s", status, stdout, stderr)
 		}
+	})
+}
+
+func TestDrainFindsTheReplicaOfASession(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, s *site) {
+		s.ask(t, "migrate")
+		store := s.open(t)
+		drain, err := tenure.NewDrain(store, "a", slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		ran := make(chan error, 1)
+		go func() { ran <- drain.Run(ctx) }()
+		t.Cleanup(func() { cancel(); <-ran })
+		a, tenants, _ := s.startSessionWith(t, store, claims.SessionConfig{Holder: "a", Drain: drain})
+		claim, err := tenants.TryClaim(t.Context(), "acme", "umbrella")
+		if err != nil || len(claim) != 2 {
+			t.Fatal(claim, err)
+		}
+		slices.SortFunc(claim, func(a, b claims.Claim) int { return strings.Compare(a.Key.ID, b.Key.ID) })
+		if err := tenants.Detach(claim[0]); err != nil {
+			t.Fatal(err)
+		}
+		command := func(want int, wantOut, wantErr string, args ...string) {
+			t.Helper()
+			status, stdout, stderr := tenureCommand(t, append([]string{"drain", "-store", s.store}, args...)...)
+			if status != want || !strings.Contains(stdout, wantOut) || !strings.Contains(stderr, wantErr) {
+				t.Errorf("%v: exit status %d, %q and %q; want %d, %q and %q", args, status, stdout, stderr, want, wantOut, wantErr)
+			}
+		}
+		command(1, "", "a is the only replica with a session", "-session", a.ID())
+		command(1, "", "there is no session nobody", "-session", "nobody")
+		b, others, stop := s.startSession(t, "b")
+		if _, err := others.TryClaim(t.Context(), "globex"); err != nil { // waits for the session
+			t.Fatal(err)
+		}
+		idOfB := b.ID()
+		command(0, "\na ", "", "-session", a.ID())
+		eventually(t, soon, "b gets what a has given back", func() bool {
+			got, err := others.TryClaim(t.Context(), "acme", "umbrella")
+			return err == nil && len(got) == 1 && got[0].Key == claim[1].Key
+		})
+		command(1, "\na ", "a still holds 1 of tenant", "-session", a.ID(), "-wait", "1s")
+		if err := claims.ReleaseDetached(t.Context(), store, claim[0]); err != nil {
+			t.Fatal(err)
+		}
+		command(0, "\na ", "", "-session", a.ID(), "-wait", "1m")
+		stop()
+		command(1, "", "there is no session "+idOfB, "-session", idOfB)
+		command(0, "\nb ", "", "-replica", "b", "-force")
 	})
 }

@@ -588,7 +588,7 @@ func TestADrainedReplicaGivesTheLeaseBackAndTakesNone(t *testing.T) {
 		if status, _, stderr := run("undrain", "-replica", "a"); status != 1 || stderr != "tenure undrain: a is not drained\n" {
 			t.Errorf("undrain again: exit status %d and %q", status, stderr)
 		}
-		for _, wrong := range [][]string{{"drain"}, {"undrain"}, {"drain", "-replica", "a", "-for", "1ms"}, {"drain", "-replica", "a", "-wait", "-1s"}, {"list", "-drained", "-sessions"}} {
+		for _, wrong := range [][]string{{"drain"}, {"undrain"}, {"drain", "-replica", "a", "-session", "s"}, {"drain", "-replica", "a", "-for", "1ms"}, {"drain", "-replica", "a", "-wait", "-1s"}, {"list", "-drained", "-sessions"}} {
 			if status, _, _ := run(wrong...); status != 2 {
 				t.Errorf("%v: exit status %d", wrong, status)
 			}

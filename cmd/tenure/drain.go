@@ -17,7 +17,7 @@ import (
 
 var drainCommand = command{
 	name:     "drain",
-	synopsis: "-store STORE -replica REPLICA [-for TIME] [-wait TIME] [-force] [-json]",
+	synopsis: "-store STORE {-replica REPLICA | -session SESSION} [-for TIME] [-wait TIME] [-force] [-json]",
 	summary:  "have a replica give back all that it holds, and take nothing",
 	about: `
 Drain marks a replica. It gives back its leases, keys, rows, slots and shards, each as soon
@@ -25,18 +25,22 @@ as its job or func has returned, and takes nothing, also after a restart, until 
 undrain" or until the mark has expired. Its process goes on. The replica must follow the
 mark: tenure run does, and so does a program whose configs name a tenure.Drain.
 
-The store does not know which replicas there are, so a mistyped name is not noticed.
+The store does not know which replicas there are, so a mistyped name is not noticed. With
+-session, drain finds the replica whose process has that session, as "tenure list -sessions"
+and "tenure owner" show it, and says its name.
 
 With -wait, drain returns when the replica holds nothing, and fails with what it still
 holds if the time is over; without, it returns when the mark is stored. It looks at the
 same leases as "tenure list". Claims that the replica has detached for another process stay,
 and count. Marking a replica again sets the time anew.`,
-	flags:  storeFlags + "replica for wait force json",
+	flags:  storeFlags + "replica session for wait force json",
 	usages: map[string]string{"replica": "`NAME` of the replica", "wait": "`TIME` to wait until the replica holds nothing (default: not at all)"},
 	check: func(o *options) error {
 		switch {
-		case o.replica == "":
-			return usageError("no replica: give -replica")
+		case o.replica == "" && o.session == "":
+			return usageError("no replica: give -replica, or -session to find it")
+		case o.replica != "" && o.session != "":
+			return usageError("-replica and -session exclude each other")
 		case o.lasts < time.Second:
 			return usageError("-for %v is below 1s", o.lasts)
 		case o.wait < 0:
@@ -47,6 +51,9 @@ and count. Marking a replica again sets the time anew.`,
 	act: func(ctx context.Context, o *options, out *output, _ []string) error {
 		var waited error
 		err := o.store.with(ctx, func(short context.Context, store database) error {
+			if err := o.findReplica(short, store); err != nil {
+				return err
+			}
 			if !o.force {
 				if err := o.checkNotLast(short, store); err != nil {
 					return err
@@ -89,6 +96,19 @@ Undrain removes the mark of "tenure drain". The replica competes again at once.`
 			return err
 		})
 	},
+}
+
+// findReplica finds the replica of the session that was given.
+func (o *options) findReplica(ctx context.Context, store database) error {
+	if o.session == "" {
+		return nil
+	}
+	record, err := readLease(ctx, store, sessionKey(o.session))
+	if err == nil && record.State != stateHeld {
+		err = fmt.Errorf("there is no session %s, or it has ended: \"tenure list -sessions\" shows those that go on", printable(o.session))
+	}
+	o.replica = record.Holder
+	return err
 }
 
 func userName() string {

@@ -40,6 +40,7 @@ type options struct {
 	json     bool
 	kind     string
 	sessions bool
+	session  string
 	print    bool
 	queue    string
 	columns  string
@@ -94,6 +95,7 @@ func (o *options) define(flags *flag.FlagSet) {
 	flags.BoolVar(&o.json, "json", false, "print JSON")
 	flags.StringVar(&o.kind, "type", "", "`TYPE` of the leases' keys (default: leases of all types)")
 	flags.BoolVar(&o.sessions, "sessions", false, "list the sessions of package claims, with how many keys each owns")
+	flags.StringVar(&o.session, "session", "", "`ID` of a session of package claims, whose replica is meant")
 	flags.BoolVar(&o.print, "print", false, "print the SQL statements instead of running them")
 	flags.StringVar(&o.queue, "queue", "", "`TABLE` that is to be a queue of package claims")
 	flags.StringVar(&o.columns, "columns", "", "comma-separated `LIST` of optional columns: attempts, not_before, requested, expires,\nlimit; and, as in not_before=run_at, of columns with other names: also id, session, token")

@@ -19,6 +19,8 @@
 //     it and works; a release wakes standbys promptly.
 //   - stability: a term is neither lost nor left unrenewed while its replica is well,
 //     and a replica reclaims its own orphaned record.
+//   - drain: a replica that is drained ends its term as soon as its job has returned,
+//     and takes nothing until it takes part again; drain_test.go says it in full.
 //   - check, confirmations, fence predecessor, handover, copy, cause: the options and
 //     the reported causes do what their documentation says.
 //

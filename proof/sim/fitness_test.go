@@ -33,7 +33,11 @@ func (l *life) check(ctx context.Context, role tenure.Role) error {
 }
 
 // sent is called before each call is sent.
-func (j *judge) sent(l *life, call storetest.Call) {
+func (j *judge) sent(ctx context.Context, l *life, call storetest.Call) {
+	if call.Op == "put" && call.Key == leaseKey && ctx.Value(runKey{}) != nil && ctx.Err() == nil && !isOffer(call.Object) &&
+		l.coordinator.Status().Role == tenure.RoleStandby {
+		j.mayTake(l, "competes or asks for the lease")
+	}
 	if !j.w.checks || !l.unchecked || call.Key != leaseKey || call.Op != "put" || isRequest(call.Object) || isOffer(call.Object) {
 		return
 	}

@@ -25,6 +25,7 @@ func (j *judge) jobBegins(l *life, ctx context.Context, tm *tenure.Term) {
 		return
 	}
 	j.begins(t, tm.Valid)
+	j.mayTake(l, "begins its job")
 	if tm.Token() <= l.token {
 		j.violated("tokens", "%s's term has token %d after one had %d", t.who, tm.Token(), l.token)
 	}
@@ -119,6 +120,7 @@ func (j *judge) jobReturns(l *life, tm *tenure.Term) {
 }
 
 func (j *judge) ends(t *term) {
+	t.returned = time.Now()
 	j.w.line.Say(t.who, "JOB of %d has returned", t.token)
 	for i, other := range j.running {
 		if other == t {
@@ -149,7 +151,13 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 	case errors.Is(cause, tenure.ErrResigned):
 		kit.Count(&j.tally.ends, "resigned")
 		if l.r.resignedFor == 0 && !t.asked {
-			j.violated("cause", "%s's term ended by a resignation that nobody asked for", t.who)
+			j.w.later(time.Millisecond, func() { // the judge may be told of a drain a moment after the job
+				j.w.locked(func() {
+					if l.since.IsZero() && !l.last.After(t.at) {
+						j.violated("cause", "%s's term ended by a resignation that nobody asked for", t.who)
+					}
+				})
+			})
 		}
 	case errors.Is(cause, tenure.ErrShutdown):
 		kit.Count(&j.tally.ends, "shutdown")

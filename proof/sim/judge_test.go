@@ -79,6 +79,7 @@ type term struct {
 	cutOff   bool        // whether its predecessor was fenced
 	running  int         // how many of the job's funcs are running
 	told     time.Time   // when the job was told to return; zero if it was not
+	returned time.Time   // when it has
 	restored bool        // the table has been restored since it began
 	excuse   string      // why an overlap with a later term would be excused
 	copied   bool        // a copy of its process has renewed it

@@ -20,6 +20,7 @@ type life struct {
 	started     time.Time
 
 	// Guarded by the world's lock.
+	draining
 	stopping  bool      // a shutdown was asked for
 	newest    *term     // the last term whose record it wrote
 	token     int64     // of the last term for which its job began
@@ -48,6 +49,7 @@ func (l *life) run(ctx context.Context) {
 		l.r.w.line.Say(l.r.name, "process ends: its job panicked")
 		l.r.ended(l, l.r.dice.UpTo(l.r.w.ttl))
 	}()
+	defer l.follow(ctx)()
 	_ = l.coordinator.Run(context.WithValue(ctx, runKey{}, true))
 }
 

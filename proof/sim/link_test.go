@@ -17,7 +17,7 @@ func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Co
 	if !l.halt() {
 		return errCrashed
 	}
-	l.r.w.locked(func() { l.r.w.judge.sent(l, call) })
+	l.r.w.locked(func() { l.r.w.judge.sent(ctx, l, call) })
 	f, sent := l.fate(call), time.Now()
 	err := f.Carry(ctx, l.r.dice, &l.r.w.running, do)
 	if !l.halt() { // paused before it saw the answer
@@ -39,7 +39,7 @@ func (l *life) fate(call storetest.Call) kit.Fate {
 	}
 	f.Answer += r.slow
 	f.In(weather, r.dice, r.lateness())
-	if call.Key != leaseKey && r.dice.One(5) { // the network delays a job's write
+	if call.Key == ledgerKey && r.dice.One(5) { // the network delays a job's write
 		f.Request += r.dice.UpTo(3 * r.ttl)
 	}
 	return f

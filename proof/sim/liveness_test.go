@@ -38,6 +38,12 @@ func (j *judge) candidateSince(l *life) (time.Time, bool) {
 		return time.Time{}, false
 	}
 	since := l.goodSince()
+	if l.drain != nil {
+		if l.takes.IsZero() {
+			return time.Time{}, false
+		}
+		since = later(since, l.takes)
+	}
 	if !l.refused.IsZero() { // it pauses after a refusal
 		since = later(since, l.refused.Add(l.ttl()+time.Minute))
 	}
@@ -83,6 +89,7 @@ func (j *judge) somebodyHolds() {
 	j.noteRefusals()
 	for _, r := range j.w.replicas {
 		l := r.life
+		j.followsDrains(l)
 		since, ok := j.candidateSince(l)
 		if !ok {
 			continue
@@ -197,7 +204,7 @@ func (j *judge) wokeInTime(begun *term) {
 		return
 	}
 	j.released = nil
-	if time.Since(r.life.goodSince()) < took || !j.floodedUntil.Before(r.at) || r.life.stopping {
+	if time.Since(r.life.goodSince()) < took || !j.floodedUntil.Before(r.at) || r.life.stopping || r.life.last.After(r.at) {
 		return
 	}
 	j.violated("liveness", "%s was not woken: no term had begun %v after a release", r.life.r.name, took)

@@ -30,6 +30,7 @@ type replica struct {
 	paused      chan struct{} // closed when it is resumed; nil if it is not paused
 	unfit       string        // how its checks fail: one "fails", "hangs" until its context ends, or is "deaf" to that for a while; empty if they pass
 	ailments    int
+	marked      marked
 	good        bool
 	goodSince   time.Time
 	wallSetAt   time.Time
@@ -89,6 +90,10 @@ func (r *replica) start() {
 		cfg.Outranks, cfg.Settle = func(h tenure.Holding) bool {
 			return (len(r.name)+int(r.name[len(r.name)-1])*7+len(h.Holder)+int(h.Holder[len(h.Holder)-1])*5)%3 == 0
 		}, r.ttl
+	}
+	if r.w.drains {
+		l.drain = l.newDrain()
+		cfg.Drain = l.drain
 	}
 	if r.w.fences {
 		cfg.FencePredecessor = l.fencePredecessor

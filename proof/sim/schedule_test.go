@@ -103,7 +103,15 @@ var (
 	}}
 	handEvent    = event{4, func(w *world, _ *replica) string { w.meddle(); return "record meddled with by hand" }}
 	restoreEvent = event{4, func(w *world, r *replica) string { return w.restore(r) }}
-	hintsEvent   = event{4, func(w *world, _ *replica) string {
+	drainEvents  = []event{
+		{12, func(w *world, r *replica) string { r.mark(w.upTo(6 * w.ttl)); return "mark as drained" }},
+		{4, func(w *world, _ *replica) string {
+			w.replicas[w.rng.IntN(len(w.replicas))].mark(0)
+			return "mark removed"
+		}},
+		{5, func(w *world, r *replica) string { r.drainsItself(w.upTo(3 * w.ttl)); return "drains itself" }},
+	}
+	hintsEvent = event{4, func(w *world, _ *replica) string {
 		d := w.upTo(w.ttl)
 		if w.rng.IntN(2) == 0 {
 			w.locked(func() { w.journal.loseHints(true) })
@@ -123,6 +131,9 @@ func (w *world) events() []event {
 		all = append(all, wallEvent)
 	} else {
 		all = append(all, suspendEvents...)
+	}
+	if w.drains {
+		all = append(all, drainEvents...)
 	}
 	for _, more := range []struct {
 		on bool

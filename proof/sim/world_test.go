@@ -10,6 +10,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/storetest"
 )
 
 var leaseKey = tenure.Key{Type: "reconciler_lease", ID: "singleton"}
@@ -26,6 +27,7 @@ type world struct {
 	began    time.Time
 	judge    *judge
 	journal  *journal
+	marks    *storetest.Mem // of drained replicas
 	replicas []*replica
 	backup   backup        // may be restored later
 	over     chan struct{} // closed at the end
@@ -59,6 +61,7 @@ type traits struct {
 	twoFuncs      bool // the job has both Watch and Reconcile
 	blocks        bool // the replicas' logs and traces block occasionally
 	outranks      bool // some replicas outrank others, and some each other
+	drains        bool // replicas are drained
 }
 
 func newTraits(seed uint64, rng *rand.Rand) traits {
@@ -94,6 +97,7 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 	}
 	w.blocks = kit.RNG(seed, 201).IntN(2) == 0
 	w.outranks = kit.RNG(seed, 202).IntN(3) == 0
+	w.drains = kit.RNG(seed, 203).IntN(2) == 0 && w.ttl <= 5*time.Minute // a mark is read twice a minute
 	// The other program's records don't contain their TTL, so all replicas must agree on it.
 	w.unlikeTTLs = !w.gateway && one(3)
 	return w
@@ -125,6 +129,7 @@ func newWorld(t *testing.T, traits traits, rng *rand.Rand) *world {
 		rng:    rng,
 		line:   kit.NewTimeline(),
 		began:  time.Now(),
+		marks:  storetest.NewMem(),
 		over:   make(chan struct{}),
 	}
 	w.judge = &judge{w: w, terms: make(map[string]*term)}
