@@ -16,17 +16,19 @@ import (
 //     at that moment;
 //   - its record is gone soon after its job has returned, and when Start returns;
 //   - a process that began after its replica was marked takes nothing, told or not;
+//   - a process that was told of a mark takes nothing while that stands, even if it cannot read it;
 //   - a process that reaches the store is told of a mark, and that it is gone, in time.
 //
 // That another replica holds instead, and this one later, is for the rules of liveness.
 
 // draining is what the judge knows about the drains of one process. It is guarded by the world's lock.
 type draining struct {
-	drain  *tenure.Drain // nil in other worlds
-	since  time.Time     // when it was told that it is drained; zero if it takes part
-	last   time.Time     // the last such time
-	takes  time.Time     // when it was told that it takes part; zero before it has read the mark
-	itself bool          // it has called Drain.Start
+	drain   *tenure.Drain // nil in other worlds
+	since   time.Time     // when it was told that it is drained; zero if it takes part
+	last    time.Time     // the last such time
+	takes   time.Time     // when it was told that it takes part; zero before it has read the mark
+	itself  bool          // it has called Drain.Start
+	byStart bool          // that is why it was told
 }
 
 // out reports whether the process was told at an earlier moment that it is drained.
@@ -81,9 +83,12 @@ func (l *life) setDrained(drained bool) (givenBack func(context.Context) error) 
 		if drained {
 			l.r.w.line.Say(l.r.name, "is drained")
 			kit.Count(&l.r.w.judge.judged, "drains followed")
-			l.since, l.last, l.takes = time.Now(), time.Now(), time.Time{}
+			l.since, l.last, l.takes, l.byStart = time.Now(), time.Now(), time.Time{}, l.itself
 		} else if !l.since.IsZero() {
 			l.r.w.line.Say(l.r.name, "takes part")
+			if m := &l.r.marked; m.stands() && m.at.Before(l.since) && !l.itself && !l.byStart {
+				l.r.w.judge.violated("drain", "%s takes part, and its mark stands for %v", l.r.name, time.Until(m.until))
+			}
 			l.since, l.takes = time.Time{}, time.Now()
 		}
 	})
@@ -195,7 +200,7 @@ func (j *judge) followsDrains(l *life) {
 			due = m.changed().Add(2*time.Second + 4*j.w.latency)
 		}
 		if now.After(due) {
-			j.violated("drain", "%s was to be told that it is drained: %v, for %v", l.r.name, wanted, now.Sub(m.changed()))
+			j.violated("drain", "%s was to be told that it is drained: %v, by %v ago", l.r.name, wanted, now.Sub(due))
 			m.at, m.until = now, now.Add(m.until.Sub(now)) // report it once
 		}
 	}

@@ -110,6 +110,9 @@ func (h *handle) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Write
 		h.w.judge.fencedWrite(h.fence, err)
 	} else if err == nil && obj.Key == leaseKey {
 		h.w.judge.written(h, stored, kit.CallerGaveUp(ctx))
+		if isRequest(stored) && ctx.Value(runKey{}) != nil {
+			h.w.judge.wishes(h.life)
+		}
 	}
 	return stored, err
 }

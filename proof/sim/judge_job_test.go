@@ -83,6 +83,7 @@ func (j *judge) sure(t *term) bool {
 // begins notes that work for a term begins.
 func (j *judge) begins(t *term, valid func() bool) {
 	t.valid = valid
+	j.occupied()
 	j.w.line.Say(t.who, "JOB of %d begins", t.token)
 	for _, other := range j.running {
 		switch {
@@ -114,6 +115,7 @@ func (j *judge) overlap(older, newer *term) {
 func (j *judge) jobReturns(l *life, tm *tenure.Term) {
 	if t := j.terms[tm.ID()]; t != nil && !l.dead() {
 		if t.running--; t.running == 0 {
+			l.held = max(l.held, time.Since(tm.AcquiredAt())+l.ttl()/3) // as the process measures it, with its release
 			j.ends(t)
 		}
 	}
@@ -138,6 +140,7 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 		return
 	}
 	t.told = time.Now()
+	j.vacated(t)
 	j.w.line.Say(t.who, "job of %d is told to return: %v", t.token, cause)
 	// A wall clock that is set ahead shortens trust immediately.
 	if left := tm.Deadline().Sub(l.r.clocks.Now().Mono); left < l.allowed()-time.Millisecond && time.Since(l.r.wallSetAt) > l.ttl() {
@@ -191,6 +194,7 @@ func (j *judge) crashed(l *life) {
 	for i := len(j.running) - 1; i >= 0; i-- {
 		if t := j.running[i]; t.life == l {
 			j.running = append(j.running[:i], j.running[i+1:]...)
+			j.vacated(t)
 		}
 	}
 }

@@ -50,6 +50,8 @@ type judge struct {
 	shift     time.Duration // how far the database's clock had been set ahead at that time
 	newest    int64         // the greatest version that a record ever had
 	released  *release      // the release since the last term; nil if none that must wake a standby
+	vacant    time.Time     // since when no job has run, or the last one was told to return; zero if one runs
+	vacator   *term         // its term
 	workedAt  time.Time     // when a job last ran, or could have begun
 	untoldAt  time.Time     // when the record was last changed without a hint
 
@@ -71,6 +73,7 @@ type term struct {
 	to     string        // the replica that an offer is made to
 	lasts  time.Duration // how long an offer lasts
 	asked  bool          // whether the holder was asked through the store to release
+	wished *life         // the last one that asked for the lease itself, because it outranks this holder
 	before *term         // the term whose record it took over; nil if there was none
 
 	valid    func() bool // from its holder's point of view; nil if the holder doesn't know of it yet

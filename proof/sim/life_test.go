@@ -21,6 +21,7 @@ type life struct {
 
 	// Guarded by the world's lock.
 	draining
+	wishing
 	stopping  bool      // a shutdown was asked for
 	newest    *term     // the last term whose record it wrote
 	token     int64     // of the last term for which its job began

@@ -87,9 +87,7 @@ func (r *replica) start() {
 		cfg.Check = l.check
 	}
 	if r.w.outranks {
-		cfg.Outranks, cfg.Settle = func(h tenure.Holding) bool {
-			return (len(r.name)+int(r.name[len(r.name)-1])*7+len(h.Holder)+int(h.Holder[len(h.Holder)-1])*5)%3 == 0
-		}, r.ttl
+		cfg.Outranks, cfg.Settle = r.outranks, r.ttl
 	}
 	if r.w.drains {
 		l.drain = l.newDrain()

@@ -19,6 +19,9 @@ type tally struct {
 	terms   int
 	ends    map[string]int // ends of terms, by cause
 	renewed int
+	vacancy time.Duration // without a holder
+	moves   int           // on request of a standby that outranks the holder
+	moving  time.Duration // the vacancy of moves
 	fenced  map[string]int
 	faults  map[string]int
 	judged  map[string]int // checks of an invariant, by occasion
@@ -32,6 +35,9 @@ func (t *tally) add(o *tally) {
 	t.worlds += o.worlds
 	t.terms += o.terms
 	t.renewed += o.renewed
+	t.vacancy += o.vacancy
+	t.moves += o.moves
+	t.moving += o.moving
 	if t.hours == nil {
 		t.hours = make(map[time.Duration]float64)
 	}

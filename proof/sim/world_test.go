@@ -108,7 +108,10 @@ func (w *world) String() string { return fmt.Sprintf("seed %d: %+v", w.seed, w.t
 // runWorld must be called in a bubble.
 func runWorld(t *testing.T, seed uint64, sum *tally) {
 	rng := kit.RNG(seed, 0)
-	w := newWorld(t, newTraits(seed, rng), rng)
+	runIn(t, newWorld(t, newTraits(seed, rng), rng), sum)
+}
+
+func runIn(t *testing.T, w *world, sum *tally) {
 	w.judge.tally.worlds, w.judge.tally.hours = 1, map[time.Duration]float64{w.ttl: (worldTTLs * w.ttl).Hours()}
 	w.run(func() {
 		for _, r := range w.replicas {
