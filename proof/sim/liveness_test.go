@@ -114,8 +114,9 @@ func (j *judge) somebodyHolds() {
 			j.writtenAt = now // report it once
 		}
 		// A replica that writes but can't hold, because it is too slow or rejects the
-		// token, must not keep the record young.
-		if from := later(since, j.workedAt); now.Sub(from) > bound+4*j.w.longestTTL() {
+		// token, must not keep the record young. Each takeover costs its confirmations, too.
+		patience := 4 * j.w.longestTTL() * time.Duration(3+j.w.confirmations) / 3
+		if from := later(since, j.workedAt); now.Sub(from) > bound+patience {
 			j.violated("liveness", "%s could hold the lease, but nobody has worked for %v", r.name, now.Sub(from))
 			j.workedAt = now
 		}
