@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure/internal/logtext"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
@@ -42,12 +43,12 @@ type jobScope struct {
 	name string          // of this func
 }
 
-type jobScopeKey struct{}
+const jobScopeKey objects.RightKey = "job"
 
 // TermFromContext returns the term for which a job runs, or nil if ctx is not derived from
 // a job's context. [Term] says what a nil Term does.
 func TermFromContext(ctx context.Context) *Term {
-	scope, _ := ctx.Value(jobScopeKey{}).(jobScope)
+	scope, _ := ctx.Value(jobScopeKey).(jobScope)
 	return scope.term
 }
 
@@ -90,7 +91,7 @@ func (j *runningJob) start(name string, run func(context.Context) error) {
 		return
 	}
 	j.running++
-	ctx := context.WithValue(j.ctx, jobScopeKey{}, jobScope{j.term, j.of, j.ctx, name})
+	ctx := context.WithValue(j.ctx, jobScopeKey, jobScope{j.term, j.of, j.ctx, name})
 	go func() {
 		result := &jobResult{name: name, alone: j.alone, began: time.Now(), err: errGoexit}
 		defer func() {
@@ -193,7 +194,7 @@ func Every(interval time.Duration, sweep func(context.Context) error) func(conte
 	}
 	return func(ctx context.Context) error {
 		log := sweepLog{logger: slog.Default(), retries: logtext.Retries{Repeat: true}, long: max(3*interval, time.Minute), isLate: func(time.Time) {}}
-		scope, ok := ctx.Value(jobScopeKey{}).(jobScope)
+		scope, ok := ctx.Value(jobScopeKey).(jobScope)
 		if ok {
 			log.logger = scope.of.monitor.log()
 			log.isLate = func(began time.Time) { scope.of.monitor.update(func(s *state) { s.runIsOverdue(scope.name, began) }) }
@@ -289,7 +290,7 @@ var errNotReturned = errors.New("the run did not return: it panicked or called r
 // A run that returns an error after its term has ended counts as interrupted, not as failed. Use
 // few names, because a coordinator remembers each of them.
 func RecordRun(ctx context.Context, name string, run func(context.Context) error) (err error) {
-	scope, ok := ctx.Value(jobScopeKey{}).(jobScope)
+	scope, ok := ctx.Value(jobScopeKey).(jobScope)
 	if !ok {
 		return run(ctx)
 	}

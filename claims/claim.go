@@ -26,12 +26,12 @@ type Claim struct {
 	Row bool `json:"row,omitempty"`
 }
 
-type claimKey struct{}
+const claimKey objects.RightKey = "claim"
 
 // ClaimFromContext returns the claim for which [Keys.Do] or [Worker.Do] has called a func. It returns a zero
 // claim if ctx is not derived from the context of such a call.
 func ClaimFromContext(ctx context.Context) Claim {
-	c, _ := ctx.Value(claimKey{}).(Claim)
+	c, _ := ctx.Value(claimKey).(Claim)
 	return c
 }
 

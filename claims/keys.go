@@ -118,7 +118,9 @@ func (k *Keys) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 }
 
 // Owners is [Keys.Owner] for many keys. It returns the holders by key, and leaves out keys that no session
-// owns. It reads the keys' rows a thousand per statement, and then the record of each session.
+// owns. It reads the keys' rows a thousand per statement, and then the record of each session. If it can't
+// read some of these records, it returns the other holders together with an error. If it can't read the rows,
+// it returns no map.
 func (k *Keys) Owners(ctx context.Context, ids ...string) (map[string]tenure.Holding, error) {
 	owners, err := k.s.table.owners(ctx, k.s.store, k.s.cfg.Logger, k.name, ids)
 	return owners, opError("owners of "+k.name, err)

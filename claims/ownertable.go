@@ -86,7 +86,8 @@ func (t *ownerTable) owner(ctx context.Context, store tenure.Store, logger *slog
 	return tenure.Holding{}, tenure.ErrNotFound
 }
 
-// owners returns the holders of the sessions that own rows, by the rows' IDs.
+// owners returns the holders of the sessions that own rows, by the rows' IDs. If it can't read some of the records, it
+// returns the other holders, too.
 func (t *ownerTable) owners(ctx context.Context, store tenure.Store, logger *slog.Logger, kind string, ids []string) (map[string]tenure.Holding, error) {
 	if err := t.validKeys(kind, ids); err != nil {
 		return nil, err
@@ -102,6 +103,7 @@ func (t *ownerTable) owners(ctx context.Context, store tenure.Store, logger *slo
 		}
 	}
 	owners := make(map[string]tenure.Holding, len(rows))
+	var unread error
 	for session, ids := range owned {
 		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: SessionKey(session), Logger: logger})
 		if err != nil {
@@ -111,13 +113,14 @@ func (t *ownerTable) owners(ctx context.Context, store tenure.Store, logger *slo
 		if errors.Is(err, tenure.ErrNotFound) { // it has ended since
 			continue
 		} else if err != nil {
-			return nil, err
+			unread = errors.Join(unread, err)
+			continue
 		}
 		for _, id := range ids {
 			owners[id] = holding
 		}
 	}
-	return owners, nil
+	return owners, unread
 }
 
 // request stores requests for rows, and wakes their owners.

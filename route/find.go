@@ -18,7 +18,11 @@ import (
 var (
 	errNoOwner = errors.New("the request was not run: no process answered for its key in time")
 	errRun     = errors.New("the request was not run: its key could not be loaded")
+	errBusy    = errors.New("the request was not run: too many wait")
 )
+
+// mostEntries is how many keys are remembered, unless more are in use.
+const mostEntries = 100_000
 
 // longestPause is the longest time before a request is sent again, and between two looks for owners.
 const longestPause = 250 * time.Millisecond
@@ -26,6 +30,7 @@ const longestPause = 250 * time.Millisecond
 // entry is what this process knows about a key.
 type entry struct {
 	call     *call         // of Serve that answers here; nil: none
+	claiming bool          // claim was called, and has not returned
 	loading  bool          // Run was called, and has not called serve
 	owner    *owner        // another process; nil: unknown
 	token    int64         // the greatest of all answers and calls of Serve
@@ -47,8 +52,15 @@ type owner struct {
 // entry returns what is known about a key. The caller holds mu.
 func (rt *Route) entry(id string) *entry {
 	if rt.entries[id] == nil {
-		if len(rt.entries) >= 100_000 { // forget all that are not in use
-			maps.DeleteFunc(rt.entries, func(_ string, e *entry) bool { return e.call == nil && !e.loading && e.waiting == 0 })
+		tries := 0
+		for other, e := range rt.entries { // forget any one that is not in use
+			if tries++; len(rt.entries) < mostEntries || tries > 10 {
+				break
+			}
+			if e.call == nil && !e.claiming && !e.loading && e.waiting == 0 {
+				delete(rt.entries, other)
+				break
+			}
 		}
 		rt.entries[id] = &entry{changed: make(chan struct{})}
 	}
@@ -75,6 +87,9 @@ func (e *entry) learn(to string, token int64) {
 func (rt *Route) locate(ctx context.Context, id string, isHop bool) (*call, *owner, error) {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
+	if isHop && rt.entries[id] == nil { // strangers may ask for endless keys
+		return nil, nil, errNoOwner
+	}
 	e := rt.entry(id)
 	for failures := e.failures; ; {
 		switch {
@@ -86,9 +101,12 @@ func (rt *Route) locate(ctx context.Context, id string, isHop bool) (*call, *own
 			return nil, e.owner, nil
 		case e.failures != failures:
 			return nil, nil, errRun
+		case len(rt.pending)+rt.waiting >= rt.cfg.MaxWaiting:
+			return nil, nil, errBusy
 		}
 		e.waiting++
-		if !e.loading {
+		rt.waiting++
+		if !isHop {
 			if len(rt.wanted) == 0 {
 				rt.busy.Go(rt.search)
 			} else if rt.wanted[id] != e {
@@ -104,6 +122,7 @@ func (rt *Route) locate(ctx context.Context, id string, isHop bool) (*call, *own
 		}
 		rt.mu.Lock()
 		e.waiting--
+		rt.waiting--
 	}
 }
 
@@ -151,16 +170,26 @@ func (rt *Route) look(ids []string) (found bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), rt.cfg.MaxWait)
 	defer cancel()
 	owners, err := rt.find(ctx, ids...)
+	if err != nil {
+		rt.log.Log(rt.cfg.Logger, slog.LevelWarn, "route: failed to find the owners of keys; retrying", err)
+	}
+	if err != nil && owners == nil {
+		return false
+	}
+	mayClaim := rt.cfg.Run != nil && rt.keys.Session().Valid()
 	var free []string
 	rt.mu.Lock()
 	for _, id := range ids {
 		e := rt.entry(id)
 		holding, owned := owners[id]
 		at, noAddress := address(holding.Labels[rt.cfg.Label])
-		switch e.owner = nil; {
-		case err != nil:
+		if owned || err == nil { // otherwise its owner's record may be one that can't be read
+			e.owner = nil
+		}
+		switch {
 		case !owned:
-			if e.call == nil && !e.loading && !time.Now().Before(e.runAfter) {
+			if mayClaim && e.call == nil && !e.claiming && !e.loading && !time.Now().Before(e.runAfter) {
+				e.claiming = true
 				free = append(free, id)
 			}
 		case e.call != nil && e.call.to == rt.owner(holding): // whatever token a stranger has made up
@@ -174,34 +203,52 @@ func (rt *Route) look(ids []string) (found bool) {
 		}
 	}
 	rt.mu.Unlock()
-	if len(free) > 0 && rt.cfg.Run != nil && rt.keys.Session().Valid() {
-		var got []claims.Claim
-		got, err = rt.keys.TryClaim(ctx, free...)
-		for _, c := range got {
-			rt.load(c)
-			found = true
+	if len(free) > 0 {
+		claimed := make(chan bool, 1)
+		rt.busy.Go(func() { claimed <- rt.claim(free) })
+		select {
+		case got := <-claimed:
+			found = found || got
+		case <-time.After(longestPause): // it may wait for a session, and owners can be found without one
 		}
-	}
-	if err != nil {
-		rt.log.Log(rt.cfg.Logger, slog.LevelWarn, "route: failed to find or claim keys; retrying", err)
 	}
 	return found
 }
 
-// load calls Run for a key that this process has claimed.
-func (rt *Route) load(c claims.Claim) {
+// claim claims keys and calls Run for each that it gets. It reports whether it has got any.
+func (rt *Route) claim(ids []string) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), rt.cfg.MaxWait)
+	defer cancel()
+	got, err := rt.keys.TryClaim(ctx, ids...)
+	if err != nil {
+		rt.log.Log(rt.cfg.Logger, slog.LevelWarn, "route: failed to claim keys; retrying", err)
+	}
 	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	for _, id := range ids {
+		rt.entry(id).claiming = false
+	}
+	for _, c := range got {
+		rt.load(c)
+	}
+	return len(got) > 0
+}
+
+// load calls Run for a key that this process has claimed. The caller holds mu.
+func (rt *Route) load(c claims.Claim) {
 	e := rt.entry(c.Key.ID)
 	e.loading = true
-	rt.mu.Unlock()
 	rt.busy.Go(func() {
-		var served atomic.Bool
+		failed := false
 		err := rt.keys.Do(context.Background(), c, func(ctx context.Context) error {
-			return rt.cfg.Run(ctx, c, func(h http.Handler) error {
+			var served atomic.Bool
+			err := rt.cfg.Run(ctx, c, func(h http.Handler) error {
 				err := rt.Serve(ctx, h)
 				served.Store(err == nil)
 				return err
 			})
+			failed = !served.Load() && ctx.Err() == nil // when its right ends, it may return
+			return err
 		})
 		if err != nil {
 			rt.cfg.Logger.Warn("route: the func of a key has failed", "key", c.String(), "error", err)
@@ -209,7 +256,7 @@ func (rt *Route) load(c claims.Claim) {
 		rt.mu.Lock()
 		defer rt.mu.Unlock()
 		e.loading = false
-		if !served.Load() {
+		if failed {
 			e.failures++
 			e.runAfter = time.Now().Add(e.pause.Next(time.Since(e.runAfter), 100*time.Millisecond, 30*time.Second))
 		}

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/http/httputil"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -46,11 +48,11 @@ const headerFormat = "to=%s least=%d; wait=%d" // the owner's ID ends with a sem
 
 // attempt is one sending of a request.
 type attempt struct {
-	entry    *entry
+	of       *outgoing
 	owner    *owner
+	sent     time.Time
 	header   string
 	cancel   context.CancelFunc
-	recheck  *time.Timer // of the owner; nil: the answer has begun
 	progress atomic.Int32
 	begun    bool  // the owner has answered
 	err      error // why the owner has not answered
@@ -69,23 +71,24 @@ func attemptOf(r *http.Request) *attempt { return r.Context().Value(attemptKey{}
 // send sends the request to its owner. It reports whether the client was answered; otherwise the request may be sent
 // again, until ctx is done.
 func (o *outgoing) send(ctx context.Context, w http.ResponseWriter, to *owner) (done bool) {
+	deadline, _ := ctx.Deadline()
 	if length := o.r.ContentLength; o.kept == nil && length > 0 && length <= o.rt.cfg.MaxReplay {
+		slow := time.AfterFunc(time.Until(deadline), func() { _ = http.NewResponseController(w).SetReadDeadline(time.Now()) })
 		var err error
-		if o.kept, err = io.ReadAll(o.r.Body); err != nil {
-			fail(w, o.r, http.StatusBadRequest, refused, "the request was not run: its body can't be read")
+		o.kept, err = io.ReadAll(o.r.Body)
+		if slow.Stop(); err != nil {
+			fail(w, o.r, http.StatusBadRequest, refused, "the request was not run: its body can't be read, or comes too slowly")
 			return true
 		}
 	}
-	deadline, _ := ctx.Deadline()
 	sending, cancel := context.WithCancel(o.r.Context())
 	defer cancel()
-	a := &attempt{owner: to, cancel: cancel}
-	o.rt.mu.Lock()
-	a.entry = o.rt.entry(o.id)
-	a.header = fmt.Sprintf(headerFormat, to.to+";", a.entry.token, max(0, time.Until(deadline).Milliseconds()))
-	a.recheck = time.AfterFunc(to.ttl, func() { o.rt.recheck(sending, o.id, a) })
-	o.rt.mu.Unlock()
-	defer a.recheck.Stop()
+	a := &attempt{of: o, owner: to, sent: time.Now(), cancel: cancel}
+	if !o.rt.begin(a, deadline) {
+		o.fail(w, false, errBusy.Error())
+		return true
+	}
+	defer o.rt.end(a)
 	o.rt.proxy.ServeHTTP(w, o.request().WithContext(httptrace.WithClientTrace(context.WithValue(sending, attemptKey{}, a), &httptrace.ClientTrace{
 		// A transport repeats by itself what its receiver says was not processed, and gets another connection first.
 		GetConn:      func(string) { a.progress.Store(connecting) },
@@ -99,11 +102,12 @@ func (o *outgoing) send(ctx context.Context, w http.ResponseWriter, to *owner) (
 		return true
 	}
 	o.rt.mu.Lock()
-	if a.entry.owner == to {
-		a.entry.owner = nil // look again
+	e := o.rt.entry(o.id)
+	if e.owner == to {
+		e.owner = nil // look again
 	}
 	if errors.Is(a.err, errRefused) { // perhaps because of a token that a stranger has made up
-		a.entry.token = 0
+		e.token = 0
 	}
 	o.rt.mu.Unlock()
 	replays := o.kept != nil || o.r.ContentLength == 0
@@ -144,18 +148,62 @@ func (o *outgoing) idempotent() bool {
 	return o.r.Header["Idempotency-Key"] != nil || o.r.Header["X-Idempotency-Key"] != nil || o.rt.cfg.Idempotent != nil && o.rt.cfg.Idempotent(o.r)
 }
 
-// recheck gives up an attempt whose owner has lost the right: that may hang, and stop, wait, release says that no process
-// answers under a former right.
-func (rt *Route) recheck(ctx context.Context, id string, a *attempt) {
-	owners, err := rt.find(ctx, id)
+// begin notes an attempt, unless too many requests wait.
+func (rt *Route) begin(a *attempt, deadline time.Time) bool {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
-	switch holding, owned := owners[id]; {
-	case a.recheck == nil: // the answer has begun
-	case err == nil && (!owned || rt.owner(holding) != a.owner.to):
-		a.cancel()
-	case ctx.Err() == nil:
-		a.recheck.Reset(a.owner.ttl)
+	if len(rt.pending)+rt.waiting >= rt.cfg.MaxWaiting {
+		return false
+	}
+	a.header = fmt.Sprintf(headerFormat, a.owner.to+";", rt.entry(a.of.id).token, max(0, time.Until(deadline).Milliseconds()))
+	rt.pending[a] = true
+	if !rt.rechecks {
+		rt.rechecks = true
+		time.AfterFunc(a.owner.ttl, rt.recheck)
+	}
+	return true
+}
+
+// end notes that an attempt waits no longer.
+func (rt *Route) end(a *attempt) {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	delete(rt.pending, a)
+}
+
+// recheck gives up the attempts whose owners have lost the right: those may hang, and stop, wait, release says that no
+// process answers under a former right. It looks once per TTL, for all that have waited so long.
+func (rt *Route) recheck() {
+	rt.mu.Lock()
+	old := make(map[string][]*attempt)
+	next := time.Hour
+	for a := range rt.pending {
+		if next = min(next, a.owner.ttl); time.Since(a.sent) >= a.owner.ttl {
+			old[a.of.id] = append(old[a.of.id], a)
+		}
+	}
+	if rt.rechecks = len(rt.pending) > 0; rt.rechecks {
+		time.AfterFunc(next, rt.recheck)
+	}
+	if len(old) == 0 {
+		rt.mu.Unlock()
+		return
+	}
+	rt.busy.Add(1)
+	defer rt.busy.Done()
+	rt.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), next)
+	defer cancel()
+	owners, err := rt.find(ctx, slices.Collect(maps.Keys(old))...)
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	for id, attempts := range old {
+		holding, owned := owners[id]
+		for _, a := range attempts {
+			if lost := owned && rt.owner(holding) != a.owner.to || !owned && err == nil; lost && rt.pending[a] {
+				a.cancel()
+			}
+		}
 	}
 }
 
@@ -173,15 +221,14 @@ func (rt *Route) newProxy() *httputil.ReverseProxy {
 				return errUnknown
 			}
 			a := attemptOf(response.Request)
-			a.begun = true
+			a.begun, a.of.kept = true, nil
 			token, _ := strconv.ParseInt(response.Header.Get(tokenHeader), 10, 64)
 			rt.mu.Lock()
 			defer rt.mu.Unlock()
-			a.recheck.Stop()
-			a.recheck = nil
+			delete(rt.pending, a)
 			a.owner.heard = time.Now()
 			if response.StatusCode != http.StatusSwitchingProtocols { // whose headers the handler wrote by itself
-				a.entry.learn(a.owner.to, token)
+				rt.entry(a.of.id).learn(a.owner.to, token)
 			}
 			return nil
 		},

@@ -51,12 +51,17 @@ type Config struct {
 
 	Idle     time.Duration // for Keys: Serve returns when no request came for so long; 0: never
 	Label    string        // of the lease or session: host:port, or a URL with http, https or h2c (HTTP/2 without TLS); default "address"
-	MaxWait  time.Duration // until a request is answered here or sent to its owner; default 10s
+	MaxWait  time.Duration // until a request is answered here or sent to its owner; default 10s; also for a body that is kept
 	DrainFor time.Duration // for requests that run when the right is given up in order; default half of a job's time to stop, at most 5s
 
 	// MaxReplay is how long a body may be to be kept and sent again. If an owner refuses a request with a longer body,
 	// or one of unknown length, the client is refused too. Default 64 KiB.
 	MaxReplay int64
+
+	// MaxWaiting is how many requests may wait at once in this process, for an owner or for its answer; any more are
+	// refused at once. It also bounds the bodies that are kept, to MaxReplay × MaxWaiting bytes: 655 MB by default, if all
+	// are that long. Default 10,000.
+	MaxWaiting int
 
 	// Idempotent reports whether a request may run more than once. A GET, HEAD, OPTIONS or TRACE, or a request with an
 	// Idempotency-Key or X-Idempotency-Key, may in any case.
@@ -85,9 +90,12 @@ type Route struct {
 	busy  sync.WaitGroup // the search, and funcs of Run
 	kick  chan struct{}  // receives when the search has to look at once
 
-	mu      sync.Mutex // guards the fields below, and those of entries, calls and answers; never held across I/O
-	entries map[string]*entry
-	wanted  map[string]*entry // for which requests wait; the search runs while there are any
+	mu       sync.Mutex // guards the fields below, and those of entries, calls and answers; never held across I/O
+	entries  map[string]*entry
+	wanted   map[string]*entry // for which requests wait; the search runs while there are any
+	waiting  int               // requests that wait for an owner
+	pending  map[*attempt]bool // requests that wait for an owner's answer
+	rechecks bool              // a timer runs that will call recheck
 }
 
 // right is what a call of Serve answers under.
@@ -120,10 +128,13 @@ func Lease(l *tenure.Lease, cfg Config) (*Route, error) {
 	}
 	rt.find = func(ctx context.Context, _ ...string) (map[string]tenure.Holding, error) {
 		holding, err := l.Read(ctx)
-		if errors.Is(err, tenure.ErrNotFound) || err == nil && holding.Holder == "" {
+		switch {
+		case errors.Is(err, tenure.ErrNotFound) || err == nil && holding.Holder == "":
 			return nil, nil
+		case err != nil:
+			return nil, err
 		}
-		return map[string]tenure.Holding{id: holding}, err
+		return map[string]tenure.Holding{id: holding}, nil
 	}
 	return rt, nil
 }
@@ -174,16 +185,17 @@ func keysRoute(k *claims.Keys, id func(*http.Request) string, cfg Config, claimi
 
 func newRoute(cfg Config, claiming bool, labels map[string]string, logger *slog.Logger, stop time.Duration) (*Route, error) {
 	var problems objects.Problems
-	problems.If(min(cfg.Idle, cfg.MaxWait, cfg.DrainFor) < 0 || cfg.MaxReplay < 0, "Idle, MaxWait, DrainFor or MaxReplay is negative: leave it unset for the default")
+	problems.If(min(cfg.Idle, cfg.MaxWait, cfg.DrainFor) < 0 || min(cfg.MaxReplay, int64(cfg.MaxWaiting)) < 0, "Idle, MaxWait, DrainFor, MaxReplay or MaxWaiting is negative: leave it unset for the default")
 	problems.If(!claiming && (cfg.Run != nil || cfg.Idle != 0), "Run and Idle are for keys: leave them unset")
 	cfg.Label, cfg.MaxWait, cfg.MaxReplay = cmp.Or(cfg.Label, "address"), cmp.Or(cfg.MaxWait, 10*time.Second), cmp.Or(cfg.MaxReplay, 64<<10)
+	cfg.MaxWaiting = cmp.Or(cfg.MaxWaiting, 10_000)
 	cfg.DrainFor = cmp.Or(cfg.DrainFor, max(time.Millisecond, min(stop/2, 5*time.Second)))
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, logger))
 	own, err := address(labels[cfg.Label])
 	problems.If(err != nil, "the label %q of this process is %q: set it to the host:port at which other processes reach it, or to a URL with the scheme http, https or h2c", cfg.Label, labels[cfg.Label])
 	rt := &Route{
 		cfg: cfg, own: own, log: logtext.Retries{Repeat: true}, kick: make(chan struct{}, 1),
-		entries: make(map[string]*entry), wanted: make(map[string]*entry),
+		entries: make(map[string]*entry), wanted: make(map[string]*entry), pending: make(map[*attempt]bool),
 	}
 	rt.proxy = rt.newProxy()
 	return rt, problems.Err()
@@ -237,6 +249,9 @@ func (rt *Route) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // fail answers a request that has no answer of its own. A gRPC client gets a status that it understands.
 func fail(w http.ResponseWriter, r *http.Request, status int, fate, text string) {
 	w.Header().Set(fateHeader, fate)
+	if r.ProtoMajor == 1 && (r.ContentLength < 0 || r.ContentLength > 64<<10) { // else net/http reads on before it answers
+		w.Header().Set("Connection", "close")
+	}
 	if fate == refused {
 		w.Header().Set("Retry-After", "1")
 	}
@@ -264,7 +279,10 @@ func (rt *Route) Owner(ctx context.Context, id string) (Owner, error) {
 		id = rt.id(nil)
 	}
 	rt.mu.Lock()
-	c := rt.entry(id).call
+	var c *call
+	if e := rt.entries[id]; e != nil {
+		c = e.call
+	}
 	rt.mu.Unlock()
 	if c != nil && c.holds() {
 		return Owner{rt.own.String(), c.to, true}, nil

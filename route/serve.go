@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
@@ -37,8 +37,8 @@ type call struct {
 // no request came for [Config.Idle], and every request is answered; so the right is not given up before. The error is
 // [tenure.ErrInvalid] if ctx has no right of this route, or Serve runs for the key already.
 //
-// The context of a request ends with the right, with the same cause, and [tenure.TermFromContext] or
-// [claims.ClaimFromContext] finds the right in it. When ctx ends in order, new requests are refused at once, and the
+// The context of a request ends with the right, with the same cause, and [tenure.TermFromContext] and
+// [claims.ClaimFromContext] find in it what they find in ctx. When ctx ends in order, new requests are refused at once, and the
 // contexts of those that run end after [Config.DrainFor]; those of upgraded connections and event streams end at once,
 // and connections that outlive that by DrainFor are closed. When the right is lost, all contexts end at once, and an
 // answer that has not begun becomes unknown. A handler that ignores its context keeps the key.
@@ -151,21 +151,20 @@ func (c *call) answer(w http.ResponseWriter, r *http.Request) (admitted bool) {
 	return true
 }
 
-// rightContext is the context of a request, with the values of the context of Serve.
+// rightContext is the context of a request, with the values of the context of Serve. A handler that has another right may
+// have made the request.
 type rightContext struct {
 	context.Context
 	of context.Context
 }
 
 func (c rightContext) Value(key any) any {
-	of := c.of.Value(key)
-	if _, isClaim := of.(claims.Claim); isClaim { // a handler of another key may have made the request
-		return of
+	if _, isRight := key.(objects.RightKey); !isRight {
+		if value := c.Context.Value(key); value != nil {
+			return value
+		}
 	}
-	if value := c.Context.Value(key); value != nil {
-		return value
-	}
-	return of
+	return c.of.Value(key)
 }
 
 func (a *answer) Header() http.Header { return a.w.Header() }

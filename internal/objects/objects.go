@@ -167,6 +167,9 @@ func WithoutSync(ctx context.Context) context.Context {
 // IsWithoutSync reports whether a write need not wait for the disk.
 func IsWithoutSync(ctx context.Context) bool { return ctx.Value(withoutSync) != nil }
 
+// RightKey is the type of the keys under which contexts have the rights of funcs: a job's term and a claim.
+type RightKey string
+
 type serverKey struct{}
 
 // OnServer names the server on which a deletion or a statement of claims must happen, as a [Condition] does for other

@@ -1,0 +1,272 @@
+package route_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/route"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// answering is a Run whose handler answers at once.
+func answering(ctx context.Context, c claims.Claim, serve func(http.Handler) error) error {
+	return serve(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+}
+
+// owner starts a process without a route of its own that owns tenants. Its address answers with h.
+func (n *wires) owner(t *testing.T, store tenure.Store, name string, h http.Handler, tenants ...string) *virtual {
+	p := n.start(t, store, name, route.Config{})
+	_, err := p.keys.TryClaim(t.Context(), tenants...)
+	require.NoError(t, err)
+	n.add(name+":1", h)
+	return p
+}
+
+func TestOnlySoManyRequestsWait(t *testing.T) {
+	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
+		over := make(chan struct{})
+		n.owner(t, store, "slow", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/events" {
+				w.(http.Flusher).Flush()
+			}
+			<-over
+		}), "x", "events")
+		p := n.start(t, store, "a", route.Config{MaxWaiting: 4, MaxWait: time.Minute})
+		var ends sync.WaitGroup
+		defer ends.Wait()
+		send := func(path string) { ends.Go(func() { post(p.route, path) }); synctest.Wait() }
+		for range 9 {
+			send("/events") // whose answers have begun
+		}
+		send("/x")
+		send("/x")
+		send("/free") // they wait for an owner
+		send("/free")
+		for _, path := range []string{"/x", "/free"} {
+			began := time.Now()
+			w := post(p.route, path)
+			require.Equal(t, "refused", w.Header().Get("Tenure-Request"))
+			require.Equal(t, http.StatusServiceUnavailable, w.Code)
+			require.Zero(t, time.Since(began), "at once")
+		}
+		time.Sleep(2 * time.Minute) // those for the free key are refused
+		send("/x")
+		send("/x")
+		require.Equal(t, http.StatusServiceUnavailable, post(p.route, "/x").Code)
+		close(over)
+		ends.Wait()
+		require.Equal(t, http.StatusOK, post(p.route, "/x").Code, "they wait no longer")
+	})
+}
+
+func TestASessionThatCannotBeReadHidesNoOther(t *testing.T) {
+	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
+		h := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+		bad := n.owner(t, store, "bad", h, "x")
+		n.owner(t, store, "good", h, "y")
+		link := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "get" && call.Key == claims.SessionKey(bad.session.ID()) {
+				return errors.New("it can't be read")
+			}
+			return do(ctx)
+		})
+		p := n.start(t, link, "a", route.Config{Run: answering})
+		owners, err := p.keys.Owners(t.Context(), "x", "y", "z")
+		require.ErrorContains(t, err, "it can't be read")
+		require.Len(t, owners, 1)
+		require.Equal(t, "good", owners["y"].Holder)
+		codes := make(chan string, 3)
+		for _, tenant := range []string{"x", "y", "z"} {
+			go func() { codes <- fmt.Sprint(tenant, post(p.route, "/"+tenant).Code) }()
+		}
+		require.ElementsMatch(t, []string{"y200", "z200"}, []string{<-codes, <-codes})
+		require.Equal(t, "x503", <-codes)
+	})
+}
+
+func TestRequestsThatHangShareOneLookPerTTL(t *testing.T) {
+	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
+		over := make(chan struct{})
+		n.owner(t, store, "hangs", http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-over }), "0", "1", "2")
+		var looks atomic.Int32
+		link := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "claims.look" {
+				looks.Add(1)
+			}
+			return do(ctx)
+		})
+		p := n.start(t, link, "a", route.Config{})
+		var clients sync.WaitGroup
+		for i := range 60 {
+			clients.Go(func() { post(p.route, fmt.Sprint("/", i%3)) })
+			time.Sleep(10 * time.Millisecond)
+		}
+		first := looks.Load()
+		time.Sleep(10 * tenure.DefaultTTL)
+		require.InDelta(t, 10, looks.Load()-first, 2)
+		close(over)
+		clients.Wait()
+		looks.Store(0)
+		for range 100 {
+			post(p.route, "/0")
+			time.Sleep(tenure.DefaultTTL / 20)
+		}
+		require.Zero(t, looks.Load(), "no request costs a statement")
+	})
+}
+
+func TestALogThatBlocksKeepsNoRequestWaiting(t *testing.T) {
+	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
+		release := make(chan struct{})
+		defer close(release)
+		session := kit.Must(claims.NewSession(store, claims.SessionConfig{Holder: "no address", Logger: kit.Quiet}))
+		runSession(t, session)
+		_, err := kit.Must(claims.NewKeys(session, "tenant")).Claim(t.Context(), "x")
+		require.NoError(t, err)
+		p := n.start(t, store, "a", route.Config{Run: answering, Logger: slog.New(kit.BlockedLog(release))})
+		require.Equal(t, http.StatusServiceUnavailable, post(p.route, "/x").Code, "and a warning")
+		require.Equal(t, http.StatusOK, post(p.route, "/y").Code)
+	})
+}
+
+func TestARunThatIsToldToReturnHasNotFailed(t *testing.T) {
+	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
+		loading, runs := make(chan bool, 9), 0
+		p := n.start(t, store, "a", route.Config{MaxWait: time.Minute, Run: func(ctx context.Context, c claims.Claim, serve func(http.Handler) error) error {
+			if runs++; runs < 9 {
+				loading <- true
+				<-ctx.Done()
+				return context.Cause(ctx)
+			}
+			return answering(ctx, c, serve)
+		}})
+		other := n.start(t, store, "b", route.Config{})
+		answers := make(chan int, 9)
+		began := time.Now()
+		go func() { answers <- post(p.route, "/x").Code }()
+		for range 8 {
+			<-loading
+			require.NoError(t, other.keys.RequestRelease(t.Context(), "x"))
+		}
+		require.Equal(t, http.StatusOK, <-answers)
+		require.Less(t, time.Since(began), 10*time.Second, "no back-off")
+	})
+}
+
+func TestAClaimThatWaitsForTheDatabaseKeepsNoOtherKeyWaiting(t *testing.T) {
+	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
+		n.owner(t, store, "owner", http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), "y")
+		taking := make(chan bool, 9)
+		link := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "claims.take" && call.IDs[0] == "x" {
+				taking <- true
+				time.Sleep(2 * time.Second)
+			}
+			return do(ctx)
+		})
+		p := n.start(t, link, "a", route.Config{Run: answering})
+		answers := make(chan int, 1)
+		go func() { answers <- post(p.route, "/x").Code }()
+		<-taking
+		began := time.Now()
+		require.Equal(t, http.StatusOK, post(p.route, "/y").Code)
+		require.Less(t, time.Since(began), time.Second)
+		require.Equal(t, http.StatusOK, <-answers)
+		require.Empty(t, taking, "it is claimed once")
+	})
+}
+
+func TestABodyThatComesSlowlyIsRefusedAtMaxWait(t *testing.T) {
+	path := newFile(t)
+	asked := make(chan bool, 9)
+	ownedBy(t, path, listen(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked <- true })), "x")
+	front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{MaxWait: 300 * time.Millisecond}, claims.SessionConfig{}, nil)
+	conn, err := net.Dial("tcp", front.addr)
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(kit.Patience)))
+	_, err = io.WriteString(conn, "POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nslow")
+	require.NoError(t, err)
+	answer, err := io.ReadAll(conn)
+	require.NoError(t, err)
+	require.Contains(t, string(answer), "400 Bad Request")
+	require.Contains(t, string(answer), "Tenure-Request: refused")
+	require.Empty(t, asked)
+}
+
+// A process that is not the owner refuses before it has read a body, and closes the connection under a long one.
+func TestARefusalIsHeardWhileABodyIsSent(t *testing.T) {
+	p := newPair(t, func(w http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }, route.Config{MaxWait: kit.Patience}, 0)
+	require.Equal(t, http.StatusOK, ask(p.other.addr, "POST", "/x", "0", nil).status) // it knows the owner
+	p.release()
+	_, err := p.owner.keys.Claim(t.Context(), "x") // not served
+	require.NoError(t, err)
+	for range 5 {
+		for _, size := range []int{100_000, 1 << 20, 10 << 20} {
+			got := ask(p.other.addr, "POST", "/x", "1", bytes.NewReader(make([]byte, size)))
+			require.Contains(t, got.String(), "503 refused", "%d bytes", size)
+		}
+	}
+	slow, write := io.Pipe()
+	defer write.Close()
+	go io.WriteString(write, "the rest does not come")
+	require.Contains(t, ask(p.other.addr, "POST", "/x", "1", slow).String(), "503 refused")
+}
+
+// A handler may ask for another key or lease in its own process, with its own context.
+func TestARequestHasTheRightOfItsOwnHandler(t *testing.T) {
+	path := newFile(t)
+	store := kit.OpenSQLite(t, path)
+	label := map[string]string{"address": "127.0.0.1:1"}
+	start := func(id string, h func(w http.ResponseWriter, r *http.Request)) *route.Route {
+		key := tenure.Key{Type: "route", ID: id}
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{Key: key, Labels: label})
+		rt := kit.Must(route.Lease(lease, route.Config{}))
+		c := kit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Logger: kit.Quiet, Watch: func(ctx context.Context) error {
+			return rt.Serve(ctx, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				fmt.Fprint(w, tenure.TermFromContext(r.Context()).Key().ID, claims.ClaimFromContext(r.Context()).Key.ID, " ")
+				h(w, r)
+			}))
+		}}))
+		kit.RunCoordinator(t, context.Background(), c)
+		kit.Await(t, "it is served", func() bool { o, _ := rt.Owner(t.Context(), ""); return o.Local })
+		return rt
+	}
+	inner := start("inner", func(http.ResponseWriter, *http.Request) {})
+	ask := func(rt *route.Route) func(w http.ResponseWriter, r *http.Request) {
+		return func(w http.ResponseWriter, r *http.Request) {
+			answer := httptest.NewRecorder()
+			rt.ServeHTTP(answer, httptest.NewRequestWithContext(r.Context(), "POST", "/", nil))
+			io.Copy(w, answer.Body)
+		}
+	}
+	outer := start("outer", ask(inner))
+	p := startProcess(t, store, "p", route.Config{}, claims.SessionConfig{}, nil)
+	defer p.serve("x", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if tenure.TermFromContext(r.Context()) != nil {
+			t.Error("it has a term")
+		}
+		io.WriteString(w, claims.ClaimFromContext(r.Context()).Key.ID+" ")
+		ask(outer)(w, r)
+	}))()
+	require.Equal(t, "x outer inner ", post(p.route, "/x").Body.String())
+	require.Equal(t, "outer inner ", strings.TrimLeft(post(outer, "/").Body.String(), " "))
+}
