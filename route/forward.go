@@ -280,6 +280,11 @@ func (c carrier) RoundTrip(r *http.Request) (*http.Response, error) {
 	return by.RoundTrip(r)
 }
 
+func (c carrier) close() {
+	c.plain.(*http.Transport).CloseIdleConnections()
+	c.h2c.(*http.Transport).CloseIdleConnections()
+}
+
 func newTransport(given http.RoundTripper) http.RoundTripper {
 	if given != nil {
 		return carrier{given, given}

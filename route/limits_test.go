@@ -270,3 +270,25 @@ func TestARequestHasTheRightOfItsOwnHandler(t *testing.T) {
 	require.Equal(t, "x outer inner ", post(p.route, "/x").Body.String())
 	require.Equal(t, "outer inner ", strings.TrimLeft(post(outer, "/").Body.String(), " "))
 }
+
+func TestShutdownLeavesNoConnectionBehind(t *testing.T) {
+	path := newFile(t)
+	var open atomic.Int32
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := &http.Server{
+		Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}),
+		ConnState: func(_ net.Conn, s http.ConnState) {
+			open.Add(map[http.ConnState]int32{http.StateNew: 1, http.StateClosed: -1}[s])
+		},
+	}
+	go server.Serve(listener)
+	t.Cleanup(func() { server.Close() })
+	ownedBy(t, path, listener.Addr().String(), "x")
+	front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{}, claims.SessionConfig{}, nil)
+	require.Equal(t, http.StatusOK, ask(front.addr, "POST", "/x", "1", nil).status)
+	require.EqualValues(t, 1, open.Load())
+	front.end()
+	require.NoError(t, front.route.Shutdown(t.Context(), front.server))
+	kit.Await(t, "its connection is closed", func() bool { return open.Load() == 0 })
+}

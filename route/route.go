@@ -299,13 +299,16 @@ func (rt *Route) Owner(ctx context.Context, id string) (Owner, error) {
 	return Owner{at.String(), rt.owner(holding), false}, nil
 }
 
-// Shutdown stops a server. Call it when the Run of the session or coordinator has returned, so that the keys are free.
+// Shutdown stops a server, and closes the route's connections to other processes. Call it when the Run of the session or coordinator has returned, so that the keys are free.
 // The server goes on refusing for 250 ms, because a connection that is closed under a request makes that unknown.
 func (rt *Route) Shutdown(ctx context.Context, s *http.Server) error {
 	pace.Sleep(ctx, 250*time.Millisecond)
 	err := s.Shutdown(ctx)
 	if err != nil {
 		return err
+	}
+	if rt.cfg.Transport == nil {
+		rt.proxy.Transport.(carrier).close()
 	}
 	ended := make(chan struct{})
 	go func() { rt.busy.Wait(); close(ended) }() // no request waits any more
