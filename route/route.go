@@ -300,7 +300,8 @@ func (rt *Route) Owner(ctx context.Context, id string) (Owner, error) {
 }
 
 // Shutdown stops a server, and closes the route's connections to other processes. Call it when the Run of the session or coordinator has returned, so that the keys are free.
-// The server goes on refusing for 250 ms, because a connection that is closed under a request makes that unknown.
+// The server goes on refusing for 250 ms, because a connection that is closed under a request makes that unknown. If ctx is
+// done before every request is answered, Shutdown returns its cause; then close the server, and call Shutdown again.
 func (rt *Route) Shutdown(ctx context.Context, s *http.Server) error {
 	pace.Sleep(ctx, 250*time.Millisecond)
 	err := s.Shutdown(ctx)

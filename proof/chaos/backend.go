@@ -33,6 +33,9 @@ type backend interface {
 	// finish finishes a row, and writes to the ledger with it.
 	finish(ctx context.Context, queue *claims.Queue, c claims.Claim, e entry, delay time.Duration) error
 
+	// lastNote returns the greatest note of fenced writes by claims whose names are like that.
+	lastNote(ctx context.Context, like string) (string, error)
+
 	close() error
 }
 
@@ -105,6 +108,13 @@ func (b *postgresBackend) finish(ctx context.Context, queue *claims.Queue, c cla
 	return queue.FinishPostgres(ctx, []claims.Claim{c}, b.adding(ctx, e, delay))
 }
 
+const lastNote = `SELECT coalesce(max(note), '') FROM ledger WHERE kind = '` + ledgerClaimFenced + `' AND term LIKE $1`
+
+func (b *postgresBackend) lastNote(ctx context.Context, like string) (note string, err error) {
+	err = b.pool.QueryRow(ctx, lastNote, like).Scan(&note)
+	return note, err
+}
+
 func (b *postgresBackend) close() error {
 	err := b.PostgresStore.Close()
 	b.pool.Close()
@@ -175,6 +185,11 @@ func (b *sqliteBackend) addRows(ctx context.Context, n int) error {
 
 func (b *sqliteBackend) finish(ctx context.Context, queue *claims.Queue, c claims.Claim, e entry, delay time.Duration) error {
 	return queue.FinishSQLite(ctx, []claims.Claim{c}, b.adding(ctx, e, delay))
+}
+
+func (b *sqliteBackend) lastNote(ctx context.Context, like string) (note string, err error) {
+	err = b.db.QueryRowContext(ctx, lastNote, like).Scan(&note)
+	return note, err
 }
 
 func (b *sqliteBackend) close() error {

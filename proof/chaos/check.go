@@ -19,16 +19,19 @@ type result struct {
 	writes     int // fenced writes that were committed
 	late       int // unfenced writes that were committed after their term was over
 	operations int
-	doubtful   int // operations with an unknown outcome
-	registers  int // registers whose history was checked
-	undecided  int // registers whose history took too long to check
-	renewals   int // renewals that were reported to a replica as successful
-	crowd      int // terms of other leases
-	together   int // beginnings and ends of these terms that shared a commit
-	claims     int // on the keys that have a func
-	funcs      int // of these
-	takes      int // of rows
-	effects    int // of rows
+	doubtful   int             // operations with an unknown outcome
+	registers  int             // registers whose history was checked
+	undecided  int             // registers whose history took too long to check
+	renewals   int             // renewals that were reported to a replica as successful
+	crowd      int             // terms of other leases
+	together   int             // beginnings and ends of these terms that shared a commit
+	claims     int             // on the keys that have a func
+	funcs      int             // of these
+	takes      int             // of rows
+	effects    int             // of rows
+	requests   map[string]int  // by outcome
+	waits      []time.Duration // for their answers
+	moved      int             // tenants that clients saw change hands
 	overlaps   map[string]int
 	longest    map[string]time.Duration // longest overlap, by excuse
 	handovers  []time.Duration          // from the end of a job to the start of the next, after a release
@@ -55,6 +58,7 @@ func check(p *phase, a *audit) *result {
 	r.checkCrowd(p, a)
 	r.checkClaims(p, a)
 	r.checkRows(p, a)
+	r.checkRequests(p, a)
 	if before, after := greatestToken(a.ledger), greatestToken(a.replaced); after < before && len(a.replaced) > 0 {
 		r.violate("the file was removed and all replicas were restarted; the last token is %d, after %d", after, before)
 	}

@@ -37,6 +37,11 @@ const (
 	claimTwice = "claim runs twice"
 	begunOut   = "begun while drained"
 
+	// Kinds of events of replicas that answer requests.
+	serves     = "serves" // at the address in the note
+	leaves     = "leaves" // it will serve no longer
+	requestRan = "ran"    // a handler has begun with the request in the note
+
 	// Kinds of events of rows. The note is the row and how often it was said to be taken.
 	rowBegun = "row begun"
 )

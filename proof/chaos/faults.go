@@ -10,6 +10,8 @@ import (
 const (
 	paused        = "pause (SIGSTOP)"
 	renewedByCopy = "renewed by a copy"
+	inOrder       = "shutdown (SIGTERM)"
+	handedOver    = "resign or drain"
 )
 
 type ending = func() (time.Duration, error)
@@ -19,8 +21,8 @@ type ending = func() (time.Duration, error)
 var processFaults = []faultKind{
 	{name: "kill -9", group: "process", weight: 5, passes: true, begin: kill},
 	{name: paused, group: "process", weight: 5, longer: 2, begin: stop},
-	{name: "shutdown (SIGTERM)", group: "process", weight: 4, passes: true, begin: shutdown},
-	{name: "resign or drain", group: "process", weight: 6, passes: true, begin: resign},
+	{name: inOrder, group: "process", weight: 4, passes: true, begin: shutdown},
+	{name: handedOver, group: "process", weight: 6, passes: true, begin: resign},
 }
 
 // kill kills one replica or more. The fault ends immediately, because another replica can

@@ -39,6 +39,12 @@
 // must be as many as the times that it was taken. Whatever is claimed at a fault's end must have
 // been finished or freed within TTL + 1 s, and all rows must be finished within a minute of the last.
 //
+// In two more the replicas answer requests for tenants, over HTTP/1, h2c and TLS, and send them to each other through
+// proxies, which refuse, hang, delay and cut connections, also after a request has passed. A handler notes past all faults that
+// it runs, and counts in a fenced write. Clients send to any replica. An answered request must have run, once unless it is
+// idempotent, and under the token that was told; a refused one must not have run; one may be unknown only at a fault that
+// kills, cuts or pauses something. Tokens and numbers of a tenant must not fall from an answer to one that was asked for later.
+//
 // Two more phases are on a NATS server, with sync_interval: always, and on an etcd server. Each is
 // killed, shut down and paused. The disk of the NATS server, or its stream, is filled. At the end
 // of its phase the etcd server is restored from a snapshot after the lease has changed hands: no

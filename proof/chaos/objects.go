@@ -44,6 +44,10 @@ func (b *objectsBackend) unfenced(ctx context.Context, e entry) error {
 
 func (b *objectsBackend) addRows(context.Context, int) error { return errors.ErrUnsupported }
 
+func (b *objectsBackend) lastNote(context.Context, string) (string, error) {
+	return "", errors.ErrUnsupported
+}
+
 func (b *objectsBackend) finish(context.Context, *claims.Queue, claims.Claim, entry, time.Duration) error {
 	return errors.ErrUnsupported
 }

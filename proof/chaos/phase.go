@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -38,6 +37,7 @@ type phase struct {
 	record    *record
 	left      string   // the keys without an owner, or the unfinished rows, after the last fault; empty if they are few
 	stuck     []string // rows that were held for too long after a fault
+	doors     *doors   // of replicas that answer requests; nil: they don't
 	kinds     []faultKind
 }
 
@@ -88,14 +88,18 @@ type faultKind struct {
 
 func (p *phase) run(ctx context.Context, db database, duration time.Duration) (err error) {
 	p.record = newRecord()
-	if err := os.MkdirAll(p.dir, 0o755); err != nil {
-		return err
+	if p.doors != nil {
+		p.record.tell = p.doors.heard
+		defer p.doors.close()
 	}
 	defer func() { err = errors.Join(err, p.end()) }()
 	started := time.Now()
 	for i := range replicas {
 		cfg := replicaConfig{Name: fmt.Sprint("replica-", i), TTL: p.ttl, Expiry: p.expiry, Task: p.task, Keys: p.keys}
 		cfg, proxy, err := db.replica(i, cfg)
+		if err == nil && p.doors != nil {
+			cfg, err = p.doors.configure(i, cfg)
+		}
 		if err != nil {
 			return err
 		}
@@ -114,6 +118,9 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 	if p.task == shareShards {
 		p.awaitFuncs(ctx, time.Minute)
 	}
+	if p.doors != nil {
+		defer p.doors.ask()()
+	}
 	p.began = time.Since(started)
 	until := time.Now().Add(duration)
 	for pause(ctx, p.ttl); time.Now().Before(until) && ctx.Err() == nil; { // every replica first sees the database in good order
@@ -124,7 +131,7 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 	if ctx.Err() == nil {
 		err = errors.Join(p.awaitClaimed(ctx, db), p.awaitEven(ctx), p.awaitDone(ctx, db))
 	}
-	if ctx.Err() == nil && err == nil {
+	if ctx.Err() == nil && err == nil && p.doors == nil {
 		err = db.final(ctx, p)
 	}
 	return errors.Join(err, ctx.Err())

@@ -22,11 +22,13 @@ type record struct {
 	owned   map[string]event  // the beginning of each key's running func, by key
 	faults  []*fault
 	pauses  []span
-	wake    chan struct{} // closed at the next event
+	runs    map[string][]int64 // the tokens under which each request ran
+	tell    func(event)        // is called for each event
+	wake    chan struct{}      // closed at the next event
 }
 
 func newRecord() *record {
-	return &record{running: map[string]string{}, owned: map[string]event{}, wake: make(chan struct{})}
+	return &record{running: map[string]string{}, owned: map[string]event{}, runs: map[string][]int64{}, tell: func(event) {}, wake: make(chan struct{})}
 }
 
 // span is a period of time of one replica, or of all if replica is empty.
@@ -55,8 +57,13 @@ func (r *record) read(from io.Reader, history io.Writer) error {
 }
 
 func (r *record) add(e event) {
+	r.tell(e)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if e.Kind == requestRan { // there are too many for the other checks
+		r.runs[e.Note] = append(r.runs[e.Note], e.Token)
+		return
+	}
 	r.events = append(r.events, e)
 	switch e.Kind {
 	case jobStarted:

@@ -40,6 +40,9 @@ type replicaConfig struct {
 	Hurry     bool          // some calls get about as much time as a write takes
 	Task      task
 	Keys      int // how many keys there are to claim
+
+	Address          string // at which other replicas reach this one
+	Certificate, Key string // the files for TLS
 }
 
 // task is what a replica does beside the job of the lease.
@@ -50,6 +53,7 @@ const (
 	claimKeys   task = "claims"
 	shareShards task = "shards" // the few keys that have a func, and claim no others
 	workOnRows  task = "rows"
+	getRequests task = "requests"
 	createOnly  task = "create" // objects, once each
 )
 
@@ -187,6 +191,8 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 		wg.Go(func() { slog.Debug("claims have ended", "error", r.claim(ctx)) })
 	case shareShards:
 		wg.Go(func() { slog.Debug("shards have ended", "error", r.share(ctx)) })
+	case getRequests:
+		wg.Go(func() { slog.Debug("requests have ended", "error", r.answerRequests(ctx)) })
 	case workOnRows:
 		wg.Go(func() { slog.Debug("work on rows has ended", "error", r.workOnRows(ctx)) })
 	}

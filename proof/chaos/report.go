@@ -44,6 +44,11 @@ func writeReport(w io.Writer, results []*result) error {
 	row("their funcs", func(r *result) any { return r.funcs })
 	row("rows taken", func(r *result) any { return r.takes })
 	row("rows finished", func(r *result) any { return r.effects })
+	for _, outcome := range []string{answered, refused, unknown} {
+		row("requests "+outcome, func(r *result) any { return r.requests[outcome] })
+	}
+	row("their answers, ms", func(r *result) any { return spread(r.waits) })
+	row("tenants seen to move", func(r *result) any { return r.moved })
 	row("operations on registers", func(r *result) any { return r.operations })
 	row("operations with unknown outcome", func(r *result) any { return r.doubtful })
 	row("register histories checked", func(r *result) any { return r.registers })

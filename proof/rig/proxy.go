@@ -27,11 +27,12 @@ type Tap struct {
 // Proxy stands between clients and a server, and simulates faults of the network between them and
 // the end of a client's process.
 type Proxy struct {
-	tap      func() Tap
-	listener net.Listener
+	tap  func() Tap
+	addr string
 
-	mu      sync.Mutex // guards the fields below
-	target  string
+	mu       sync.Mutex   // guards the fields below
+	listener net.Listener // nil: it is shut
+	target   string
 	now     Weather
 	changed chan struct{} // closed when the weather changes
 	conns   map[*conn]struct{}
@@ -46,13 +47,38 @@ func NewProxy(server string, tap func() Tap) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{target: server, tap: tap, listener: l, changed: make(chan struct{}), conns: map[*conn]struct{}{}}
-	p.wg.Go(p.accept)
+	p := &Proxy{target: server, tap: tap, listener: l, addr: l.Addr().String(), changed: make(chan struct{}), conns: map[*conn]struct{}{}}
+	p.wg.Go(func() { p.accept(l) })
 	return p, nil
 }
 
 // Addr returns the host and port that clients connect to.
-func (p *Proxy) Addr() string { return p.listener.Addr().String() }
+func (p *Proxy) Addr() string { return p.addr }
+
+// Shut makes the proxy listen no longer. New connections are refused, as by a process that has ended.
+func (p *Proxy) Shut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.listener != nil {
+		p.listener.Close()
+		p.listener = nil
+	}
+}
+
+// Open makes the proxy listen again.
+func (p *Proxy) Open() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.listener != nil || p.closed {
+		return nil
+	}
+	l, err := net.Listen("tcp", p.addr)
+	if err == nil {
+		p.listener = l
+		p.wg.Go(func() { p.accept(l) })
+	}
+	return err
+}
 
 // Set changes the weather.
 func (p *Proxy) Set(w Weather) {
@@ -95,7 +121,7 @@ func (p *Proxy) weather() (Weather, <-chan struct{}) {
 
 // Close breaks all connections and accepts no new ones. It returns when no goroutine is left.
 func (p *Proxy) Close() {
-	p.listener.Close()
+	p.Shut()
 	p.mu.Lock()
 	p.closed = true
 	p.breakAll()
@@ -103,9 +129,9 @@ func (p *Proxy) Close() {
 	p.wg.Wait()
 }
 
-func (p *Proxy) accept() {
+func (p *Proxy) accept(l net.Listener) {
 	for {
-		client, err := p.listener.Accept()
+		client, err := l.Accept()
 		if err != nil {
 			return
 		}
