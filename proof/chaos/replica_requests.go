@@ -52,7 +52,7 @@ func (r *replica) answerRequests(ctx context.Context) error {
 	server.Protocols.SetUnencryptedHTTP2(true)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		err := http.ErrServerClosed
+		var err error
 		if strings.HasPrefix(r.Address, "https:") {
 			err = server.ServeTLS(listener, r.Certificate, r.Key)
 		} else {
