@@ -33,11 +33,11 @@ type Proxy struct {
 	mu       sync.Mutex   // guards the fields below
 	listener net.Listener // nil: it is shut
 	target   string
-	now     Weather
-	changed chan struct{} // closed when the weather changes
-	conns   map[*conn]struct{}
-	closed  bool
-	wg      sync.WaitGroup
+	now      Weather
+	changed  chan struct{} // closed when the weather changes
+	conns    map[*conn]struct{}
+	closed   bool
+	wg       sync.WaitGroup
 }
 
 // NewProxy listens for connections and passes them on to a server at a host and port. It asks tap,
