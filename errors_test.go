@@ -392,6 +392,8 @@ func raiseOfPostgres(p *errorPage) {
 	p.Cleanup(func() { isolated.Close() })
 	p.row(`default_transaction_isolation is …, which must be "read committed"`, get(isolated))
 
+	p.row("this server is …, which has neither", openErr(kit.Relabelled(p, url, "crdb_version", "CockroachDB CCL v25.2.1")))
+
 	run(`ALTER TABLE objects SET UNLOGGED`)
 	p.row("is UNLOGGED: a crash of the server empties it", openErr(url))
 	run(`ALTER TABLE objects SET LOGGED; ALTER TABLE objects ENABLE ROW LEVEL SECURITY`)

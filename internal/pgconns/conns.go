@@ -75,12 +75,12 @@ func newConns(pool *pgxpool.Pool, config *pgxpool.Config, forLeases int32, cutte
 	return c
 }
 
-// checkNew makes a pool check its connections as [Conns.OnConnect] says. The check follows the caller's own
+// checkNew makes a pool refuse an [Unfit] server, and check its connections as [Conns.OnConnect] says. The check follows the caller's own
 // hooks, which may choose a role or a search_path, some of them for each call.
 func (c *Conns) checkNew(config *pgxpool.Config) {
 	check := func(ctx context.Context, conn *pgx.Conn) error {
-		if c.connected == nil {
-			return nil
+		if err := Unfit(conn); err != nil || c.connected == nil {
+			return err
 		}
 		return c.connected(ctx, conn)
 	}
