@@ -55,7 +55,8 @@ Environment:
 The exit status is 0 on success, 1 if the command failed, and 2 if the command line is
 invalid. "tenure run -once" exits with the program's status. "tenure status" exits with 3
 if nobody holds the lease, and with 4 if the store knows nothing of it; so does "tenure
-owner" for a key.
+owner" for a key. "tenure doctor" exits with 3 if something should be changed, and with 4 if
+the store can't be used as it is.
 
 "tenure COMMAND -h" explains a command.
 `
@@ -84,7 +85,7 @@ var commands []command
 // Initializing commands in its declaration would be an initialization cycle.
 func init() {
 	commands = []command{runCommand, statusCommand, listCommand, ownerCommand, watchCommand, resignCommand, handoverCommand, drainCommand, undrainCommand, migrateCommand,
-		ddlCommand, unitCommand, completionCommand, manCommand, versionCommand, guardCommand}
+		doctorCommand, ddlCommand, unitCommand, completionCommand, manCommand, versionCommand, guardCommand}
 }
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }

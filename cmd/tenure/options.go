@@ -51,6 +51,8 @@ type options struct {
 	lasts    time.Duration
 	force    bool
 	drained  bool
+	replicas int
+	look     time.Duration
 
 	replica      string
 	unique       bool
@@ -106,6 +108,8 @@ func (o *options) define(flags *flag.FlagSet) {
 	durationVar(flags, &o.lasts, "for", 24*time.Hour, "`TIME` after which the mark expires")
 	flags.BoolVar(&o.force, "force", false, "also if no other replica has a session")
 	flags.BoolVar(&o.drained, "drained", false, "list the replicas that are drained")
+	flags.IntVar(&o.replicas, "replicas", 3, "`NUMBER` of replicas that are to use the store")
+	durationVar(flags, &o.look, "look", 5*time.Second, "`TIME` to measure for, at most 6s")
 	durationVar(flags, &o.ask, "ask", 0, "`TIME` between questions for how much trust is left")
 	flags.StringVar(&o.replica, "replica", "", "`NAME` of this replica, as shown to people and used by tenure handover (default\n$TENURE_REPLICA_ID, or the host's name)")
 	flags.BoolVar(&o.unique, "unique-replica", false, "continue at once if tenure was killed and is started again, as soon as the program of the\nearlier run has ended; a second run of a replica on one host waits for the first. Give\neach host a -replica of its own")

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -21,14 +22,15 @@ var ErrNoBouncer = errors.New("kit: no PgBouncer on this machine: install pgboun
 // StartBouncer starts a PgBouncer for this test only, in front of the server at that URL, and
 // returns the URL through it. It uses transaction pooling: the clients of a database share
 // five sessions, so one client's session state affects others. It rejects startup
-// parameters such as lock_timeout, which is PgBouncer's default.
+// parameters such as lock_timeout, which is PgBouncer's default. Settings, such as "pool_mode = session",
+// override that.
 //
 // The program is the one that TENURE_TEST_PGBOUNCER names, the one in PATH, or the one of
 // Debian's package. If there is none, the test is skipped, or fails if
 // TENURE_REQUIRE_PGBOUNCER is 1.
-func StartBouncer(t testing.TB, url string) string {
+func StartBouncer(t testing.TB, url string, settings ...string) string {
 	t.Helper()
-	b, err := NewBouncer(url)
+	b, err := NewBouncer(url, settings...)
 	if errors.Is(err, ErrNoBouncer) && os.Getenv("TENURE_REQUIRE_PGBOUNCER") != "1" {
 		t.Skip(err)
 	}
@@ -58,7 +60,7 @@ done
 
 // NewBouncer starts a PgBouncer for a program that is not a test; tests use [StartBouncer].
 // [Bouncer.Close] ends it.
-func NewBouncer(url string) (_ *Bouncer, err error) {
+func NewBouncer(url string, settings ...string) (_ *Bouncer, err error) {
 	program, err := bouncerProgram()
 	if err != nil {
 		return nil, err
@@ -67,7 +69,7 @@ func NewBouncer(url string) (_ *Bouncer, err error) {
 	if b.process, err = newProcess(""); err != nil {
 		return nil, err
 	}
-	if b.URL, err = configureBouncer(b.dir, url); err == nil {
+	if b.URL, err = configureBouncer(b.dir, url, settings); err == nil {
 		err = b.start(b.URL, "TERM", "sh", "-c", again, program, "ini")
 	}
 	if err != nil {
@@ -114,7 +116,7 @@ server_login_retry = 0.1
 `
 
 // configureBouncer writes the files that a bouncer reads, and returns the URL through it.
-func configureBouncer(dir, url string) (bounced string, err error) {
+func configureBouncer(dir, url string, settings []string) (bounced string, err error) {
 	port, err := FreePort()
 	if err != nil {
 		return "", err
@@ -128,7 +130,7 @@ func configureBouncer(dir, url string) (bounced string, err error) {
 	if err != nil {
 		return "", err
 	}
-	ini := fmt.Sprintf(bouncerConfig, server.Host, server.Port, port)
+	ini := fmt.Sprintf(bouncerConfig, server.Host, server.Port, port) + strings.Join(settings, "\n") + "\n"
 	if err := os.WriteFile(filepath.Join(dir, "ini"), []byte(ini), 0o644); err != nil {
 		return "", err
 	}
