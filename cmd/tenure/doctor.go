@@ -96,8 +96,6 @@ type diagnosis struct {
 	WakeUp     float64      `json:"wake_up_ms,omitempty"` // the median
 	Clock      *clockReport `json:"clock,omitempty"`      // nil: the store has none
 	TTL        float64      `json:"recommended_ttl_seconds,omitempty"`
-
-	slowest time.Duration // renewal
 }
 
 func (d *diagnosis) add(check string, f finding) {
@@ -135,8 +133,8 @@ func (d *diagnosis) print(w io.Writer) error {
 		table.line("clock", "%+.0f ms from this machine's, %+.2f %% in rate (give or take %.2f)", d.Clock.OffsetMS, d.Clock.RatePercent, d.Clock.UncertainPercent)
 	}
 	if d.TTL > 0 {
-		table.line("TTL", "%v: the slowest renewal took %v; choose more if the database is away for longer than %v when it fails over",
-			seconds(d.TTL), d.slowest.Round(100*time.Microsecond), seconds(d.TTL)*2/3)
+		table.line("TTL", "%v, into which a hundred slow renewals fit; choose more if the database is away for longer than %v when it fails over",
+			seconds(d.TTL), seconds(d.TTL)*2/3)
 	}
 	for _, f := range d.Findings {
 		text := f.Text

@@ -50,8 +50,7 @@ func (d *diagnosis) measure(ctx context.Context, store database, lease *tenure.L
 	slices.Sort(took)
 	inMS := func(d time.Duration) float64 { return math.Round(d.Seconds()*1e6) / 1000 }
 	d.Renewals, d.RenewalP50, d.RenewalP99 = len(took), inMS(took[len(took)/2]), inMS(took[len(took)*99/100])
-	d.slowest = took[len(took)-1]
-	d.TTL = ttlFor(d.slowest).Seconds()
+	d.TTL = ttlFor(took[len(took)*99/100]).Seconds()
 	if d.RenewalP50 > 250 {
 		d.add("latency", warning(fmt.Sprintf("half of the renewals took longer than %.0f ms", d.RenewalP50), "look for load, locks and the way to the server"))
 	}
@@ -61,10 +60,10 @@ func (d *diagnosis) measure(ctx context.Context, store database, lease *tenure.L
 	return nil
 }
 
-// ttlFor returns the TTL to recommend: the default, unless renewals are so slow that a hundred of them would not fit.
-func ttlFor(slowest time.Duration) time.Duration {
+// ttlFor returns the TTL to recommend: the default, unless a hundred slow renewals would not fit into it.
+func ttlFor(slow time.Duration) time.Duration {
 	for _, ttl := range []time.Duration{tenure.DefaultTTL, 2 * time.Minute} {
-		if slowest*100 <= ttl {
+		if slow*100 <= ttl {
 			return ttl
 		}
 	}
