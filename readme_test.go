@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -96,9 +97,10 @@ var diagrams = regexp.MustCompile("(?ms)^```mermaid$.*?^```$")
 
 // longPages has the pages that are longer than 1,200 words, and how many each may have.
 var longPages = map[string]int{
-	"docs/command.md": 1800,
-	"docs/errors.md":  2000, // a reference, as the next
-	"docs/formats.md": 2500,
+	"docs/command.md":      1800,
+	"docs/faults-found.md": 2000, // a list
+	"docs/errors.md":       2000, // a reference, as the next
+	"docs/formats.md":      2500,
 }
 
 func TestEachDocumentIsInTheIndexAndIsAPage(t *testing.T) {
@@ -115,6 +117,29 @@ func TestEachDocumentIsInTheIndexAndIsAPage(t *testing.T) {
 			t.Errorf("%s has %d words, more than %d", page, words, most)
 		}
 	}
+}
+
+// Each fault that was found names the test that fails without its mend.
+func TestTheTestsOfTheFaultsThatWereFoundExist(t *testing.T) {
+	tests := map[string]bool{}
+	require.NoError(t, filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, found := range regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)`).FindAllStringSubmatch(string(text), -1) {
+			tests[found[1]] = true
+		}
+		return err
+	}))
+	page := documents(t)["docs/faults-found.md"]
+	named := regexp.MustCompile("`((?:Test|Fuzz)\\w+)` \\|").FindAllStringSubmatch(page, -1)
+	require.Greater(t, len(named), 60)
+	for _, found := range named {
+		require.True(t, tests[found[1]], found[1])
+	}
+	faults := regexp.MustCompile(`(?m)^\|.* \| [0-9a-f]{7} \| .*\|$`).FindAllString(page, -1)
+	require.Contains(t, page, "| **in all** | **"+strconv.Itoa(len(faults))+"** |", "the sum is that of the rows")
 }
 
 // An alert wakes somebody up, who then looks for the page.
