@@ -61,5 +61,5 @@
 //	tenure.shards.given_up  counter  {shard}  those of them that it has freed for others, but not because it stops
 //
 // The Prometheus exporter turns dots into underscores, and appends units and _total. The
-// file alerts.yaml in this directory has alerting rules.
+// file alerts.yaml in this directory has alerting rules, and dashboard.json is a dashboard for Grafana.
 package oteltenure
