@@ -234,3 +234,72 @@ func ExampleWorker_TakeWith() {
 	}
 	fmt.Println("the tenant's rows:", batch)
 }
+
+// At most two imports of a customer run at once, in all processes together.
+func ExamplePerKey() {
+	ctx, stop := context.WithCancel(context.Background())
+	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	cfg := claims.QueueConfig{
+		Table: "imports", Ready: "status = 'queued'", OrderBy: "id", Done: "status = 'done'",
+		PerKey: claims.PerKey{Column: "customer", Limit: 2},
+	}
+	ddl, err := cfg.SQLiteDDL() // with two indexes more
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	const imports = `CREATE TABLE imports (id INTEGER PRIMARY KEY, customer TEXT NOT NULL, status TEXT DEFAULT 'queued')`
+	for _, statement := range []string{imports, ddl, `INSERT INTO imports (customer) VALUES ('acme'), ('acme'), ('acme'), ('acme'), ('globex')`} {
+		if _, err := store.DB().ExecContext(ctx, statement); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	if err := errors.Join(store.Migrate(ctx), claims.Migrate(ctx, store)); err != nil {
+		fmt.Println(err)
+		return
+	}
+	session, err := claims.NewSession(store, claims.SessionConfig{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	queue, err := claims.NewQueue(store, cfg)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	worker, err := claims.NewWorker(session, queue)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ended := make(chan error)
+	go func() { ended <- session.Run(ctx) }()
+	take := func() []claims.Claim {
+		batch, err := worker.Take(ctx, 10)
+		if err != nil {
+			fmt.Println(err)
+		}
+		for _, claim := range batch {
+			fmt.Print(claim.Key.ID, " ")
+		}
+		fmt.Println("taken")
+		return batch
+	}
+	batch := take()
+	fmt.Println(queue.Finish(ctx, batch[0]))
+	take()
+	stop()
+	fmt.Println(<-ended)
+	// Output:
+	// 1 2 5 taken
+	// <nil>
+	// 3 taken
+	// <nil>
+}

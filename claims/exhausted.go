@@ -141,6 +141,7 @@ func (q *Queue) exhaust(ctx context.Context, exhausted []Claim, failed func(Clai
 		}
 		return nil
 	}, fail)
+	q.madeRoom()
 	for _, c := range exhausted {
 		if err != nil && !answered[c.Key.ID] {
 			fail(c, err)

@@ -186,6 +186,7 @@ func (q *Queue) FinishEach(ctx context.Context, claims ...Claim) error {
 			q.ended(nil, claims[i])
 		}
 	}
+	q.madeRoom()
 	if failures > 1 {
 		failed = fmt.Errorf("%d rows are not finished, the first is %w", failures, failed)
 	}
@@ -222,6 +223,7 @@ func (q *Queue) FinishRows(ctx context.Context, ids ...string) (finished []strin
 		}
 		return nil
 	}, nil)
+	q.madeRoom()
 	return finished, q.failed("finish", err)
 }
 
@@ -365,6 +367,7 @@ func (q *Queue) finished(claims []Claim, lost []objects.Claim, fnErr, err error)
 		return q.endedError(claims, lost)
 	}
 	q.ended(nil, claims...)
+	q.madeRoom()
 	return nil
 }
 

@@ -151,6 +151,13 @@ func (q *Queue) ended(lost error, claims ...Claim) {
 	}
 }
 
+// madeRoom wakes the callers that wait for rows with the same keys as some that have ended.
+func (q *Queue) madeRoom() {
+	if q.cfg.PerKey.Limit > 0 {
+		q.Wake()
+	}
+}
+
 // Check returns a [tenure.ErrSetup] if the table can't be used as a queue. The text says what is missing,
 // with the DDL that adds it. The first statement checks this too. If the queue has a [Worker], Check also
 // returns an ErrSetup if [Migrate] has not made the tables that the worker's session needs. Check is for

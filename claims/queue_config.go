@@ -47,6 +47,9 @@ type QueueConfig struct {
 	// Attempts.
 	Limit string
 
+	// PerKey limits how many rows with the same key are claimed at once, for example at most 2 per customer. Optional.
+	PerKey PerKey
+
 	// Ready is the SQL condition under which a free row may be taken, for example
 	// "status = 'queued'". It is evaluated when a row is taken, not while the row is claimed. Default: always.
 	Ready string
@@ -105,6 +108,19 @@ type QueueConfig struct {
 	Logger *slog.Logger // default slog.Default()
 }
 
+// PerKey says that of the rows with the same value in Column, no more than Limit are claimed at any moment, in all
+// processes. Others are taken meanwhile, in their order. The rows of a worker that is dead count until they are freed.
+// All processes need the same Limit; with different ones, the greatest applies.
+//
+// Column is a column of the application, which must be NOT NULL, of a type that ID may have, and not change while the
+// row is claimed. The table needs two more indexes, which [QueueConfig.PostgresDDL] and [QueueConfig.SQLiteDDL] contain.
+// On Postgres, a statement that takes rows holds advisory locks with the keys hashtextextended(value, OID of the table)
+// until it commits.
+type PerKey struct {
+	Column string
+	Limit  int
+}
+
 func (cfg QueueConfig) withDefaults() QueueConfig {
 	cfg.ID, cfg.Session, cfg.Token = cmp.Or(cfg.ID, "id"), cmp.Or(cfg.Session, "session"), cmp.Or(cfg.Token, "token")
 	cfg.PollInterval = cmp.Or(cfg.PollInterval, time.Second)
@@ -131,7 +147,7 @@ func (cfg QueueConfig) validate() error {
 	}{
 		{"Schema", cfg.Schema, false}, {"Table", cfg.Table, false},
 		{"ID", cfg.ID, true}, {"Session", cfg.Session, true}, {"Token", cfg.Token, true}, {"Attempts", cfg.Attempts, true}, {"NotBefore", cfg.NotBefore, true},
-		{"Requested", cfg.Requested, true}, {"Expires", cfg.Expires, true}, {"Limit", cfg.Limit, true},
+		{"Requested", cfg.Requested, true}, {"Expires", cfg.Expires, true}, {"Limit", cfg.Limit, true}, {"PerKey.Column", cfg.PerKey.Column, true},
 		{"Ready", cfg.Ready, false}, {"OrderBy", cfg.OrderBy, false}, {"Done", cfg.Done, false}, {"Exhausted", cfg.Exhausted, false},
 		{"Taken", cfg.Taken, false}, {"Released", cfg.Released, false},
 	} {
@@ -148,6 +164,9 @@ func (cfg QueueConfig) validate() error {
 	problems.If(limited && !exhausted, "MaxAttempts and Limit need to know what becomes of the row then: set Exhausted or OnExhausted")
 	problems.If(!limited && exhausted, "Exhausted and OnExhausted need MaxAttempts or Limit")
 	problems.If(cfg.Exhausted != "" && cfg.OnExhausted != nil, "Exhausted and OnExhausted are both set: one of them decides")
+	problems.If(cfg.PerKey.Limit < 0, "PerKey.Limit %d is negative", cfg.PerKey.Limit)
+	problems.If(cfg.PerKey.Limit > 0 && cfg.PerKey.Column == "", "PerKey.Limit needs the column whose values it counts: set PerKey.Column")
+	problems.If(cfg.PerKey.Limit == 0 && cfg.PerKey.Column != "", "PerKey.Column needs to know how many rows may be claimed at once: set PerKey.Limit")
 	problems.If(cfg.Deadline < 0, "Deadline %v is negative", cfg.Deadline)
 	problems.If(cfg.Expires != "" && cfg.Deadline == 0, "Expires needs to know how long a claim lasts: set Deadline")
 	problems.If(cfg.LostBackoff < 0, "LostBackoff %v is negative", cfg.LostBackoff)
@@ -164,6 +183,7 @@ func (cfg QueueConfig) statements() objects.RowsConfig {
 		Schema: cfg.Schema, Table: cfg.Table, ID: cfg.ID, Session: cfg.Session, Token: cfg.Token, Attempts: cfg.Attempts, NotBefore: cfg.NotBefore, Requested: cfg.Requested,
 		Ready: cfg.Ready, OrderBy: cfg.OrderBy, Done: cfg.Done, Exhausted: cfg.Exhausted,
 		Expires: cfg.Expires, Limit: cfg.Limit, Taken: cfg.Taken, Released: cfg.Released,
+		PerKey: cfg.PerKey.Column, KeyLimit: cfg.PerKey.Limit,
 		MaxAttempts: cfg.MaxAttempts, Lasts: cfg.Deadline, LostBackoff: cfg.LostBackoff, LostBackoffMax: cfg.LostBackoffMax,
 	}
 }

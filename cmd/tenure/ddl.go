@@ -57,6 +57,7 @@ func (o *options) queueConfig() (claims.QueueConfig, error) {
 	columns := map[string]*string{
 		"id": &cfg.ID, "session": &cfg.Session, "token": &cfg.Token, "attempts": &cfg.Attempts,
 		"not_before": &cfg.NotBefore, "requested": &cfg.Requested, "expires": &cfg.Expires, "limit": &cfg.Limit,
+		"per_key": &cfg.PerKey.Column,
 	}
 	if o.queue == "" {
 		return cfg, usageError("no table: give -queue")
@@ -73,6 +74,9 @@ func (o *options) queueConfig() (claims.QueueConfig, error) {
 	// These columns need a setting that the statements don't depend on.
 	if cfg.Expires != "" {
 		cfg.Deadline = time.Second
+	}
+	if cfg.PerKey.Column != "" {
+		cfg.PerKey.Limit = 1
 	}
 	if cfg.Limit != "" {
 		cfg.Exhausted = "any"

@@ -151,11 +151,14 @@ func TestThePrintedStatementsMakeATableAQueue(t *testing.T) {
 	t.Parallel()
 	eachDatabase(t, func(t *testing.T, s *site) {
 		s.ask(t, "migrate")
-		s.exec(t, `CREATE TABLE mails (id text PRIMARY KEY NOT NULL, status text)`)
+		s.exec(t, `CREATE TABLE mails (id text PRIMARY KEY NOT NULL, status text, customer text NOT NULL)`)
 		ddl := printed(t, "ddl", "-store", s.store, "-queue", "mails", "-ready", "status = 'queued'", "-order", "status, id",
-			"-columns", "attempts, not_before=run_at,requested,expires,limit,token=fence")
+			"-columns", "attempts, not_before=run_at,requested,expires,limit,token=fence,per_key=customer")
 		if !strings.Contains(ddl, ` (status, id) WHERE "session" IS NULL AND (status = 'queued')`) {
 			t.Errorf("an index has other rows, or another order:\n%s", ddl)
+		}
+		if !strings.Contains(ddl, ` (customer) WHERE "session" IS NOT NULL`) && !strings.Contains(ddl, ` ("customer") WHERE "session" IS NOT NULL`) {
+			t.Errorf("the index of PerKey is missing:\n%s", ddl)
 		}
 		s.exec(t, ddl)
 		queue, err := claims.NewQueue(s.open(t), claims.QueueConfig{

@@ -100,7 +100,7 @@ func (o *options) define(flags *flag.FlagSet) {
 	flags.StringVar(&o.session, "session", "", "`ID` of a session of package claims, whose replica is meant")
 	flags.BoolVar(&o.print, "print", false, "print the SQL statements instead of running them")
 	flags.StringVar(&o.queue, "queue", "", "`TABLE` that is to be a queue of package claims")
-	flags.StringVar(&o.columns, "columns", "", "comma-separated `LIST` of optional columns: attempts, not_before, requested, expires,\nlimit; and, as in not_before=run_at, of columns with other names: also id, session, token")
+	flags.StringVar(&o.columns, "columns", "", "comma-separated `LIST` of optional columns: attempts, not_before, requested, expires,\nlimit, per_key; and, as in not_before=run_at, of columns with other names: also id, session, token")
 	flags.StringVar(&o.ready, "ready", "", "`SQL` condition under which a row may be taken, for the index; without the parts that\ndepend on the time")
 	flags.StringVar(&o.order, "order", "", "`SQL` order in which rows are taken, for the index (default: by ID)")
 	flags.StringVar(&o.to, "to", "", "name of the `REPLICA` that should hold the lease next, as given to tenure run -replica")

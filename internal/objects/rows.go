@@ -20,7 +20,10 @@ type RowsConfig struct {
 	Expires, Limit                  string // columns that may be missing
 	Ready, OrderBy, Done, Exhausted string // SQL
 	Taken, Released                 string // SQL
+	PerKey                          string // a column that may be missing
 	ReadOnly                        bool   // the table is only read, so the privilege to write is not needed
+
+	KeyLimit int // of the rows with the same value in PerKey, so many are claimed at once
 
 	MaxAttempts                 int           // of a row whose Limit is NULL
 	Lasts                       time.Duration // a claim with a time in Expires
@@ -31,6 +34,7 @@ type RowsConfig struct {
 // one whose work has ended.
 func (cfg RowsConfig) Freed() RowsConfig {
 	cfg.Limit, cfg.Ready, cfg.OrderBy, cfg.Done, cfg.Exhausted, cfg.Taken, cfg.MaxAttempts, cfg.Lasts = "", "", "", "", "", "", 0, 0
+	cfg.PerKey, cfg.KeyLimit = "", 0
 	return cfg
 }
 
@@ -242,6 +246,7 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 		"{attempts}", attempts, "{count}", count, "{and_ready}", ready + d.Ready, "{order}", order,
 		"{done}", assign(cfg.Done), "{exhausted}", assign(cfg.Exhausted),
 		"{count_for}", countFor, "{uncount}", uncount, "{rest}", rest, "{released}", assign(cfg.Released), "{expires}", Quoted(cfg.Expires), "{unexpired}", unexpired,
+		"{key}", Quoted(cfg.PerKey), "{key_limit}", strconv.Itoa(cfg.KeyLimit),
 	}
 }
 
@@ -277,13 +282,25 @@ func (cfg RowsConfig) Indexes(table string, name func(suffix string) string) (by
 				name("_ready"), table, commented(cmp.Or(cfg.OrderBy, Quoted(cfg.ID))), session, where)
 }
 
-// ExpiresIndex returns the statement that creates the index of the claims that expire; empty: none do.
-func (cfg RowsConfig) ExpiresIndex(table string, name func(suffix string) string) string {
-	if cfg.Expires == "" {
-		return ""
+// MoreIndexes returns the statements that create the index of the claims that expire, and those by PerKey; empty: there
+// are none.
+func (cfg RowsConfig) MoreIndexes(table string, name func(suffix string) string) (ddl string) {
+	if cfg.Expires != "" {
+		ddl = fmt.Sprintf("CREATE INDEX IF NOT EXISTS %s ON %s (%s) WHERE %[3]s IS NOT NULL AND %s IS NOT NULL;\n",
+			name("_expires"), table, Quoted(cfg.Expires), Quoted(cfg.Session))
 	}
-	return fmt.Sprintf("CREATE INDEX IF NOT EXISTS %s ON %s (%s) WHERE %[3]s IS NOT NULL AND %s IS NOT NULL;\n",
-		name("_expires"), table, Quoted(cfg.Expires), Quoted(cfg.Session))
+	if cfg.PerKey != "" {
+		byKey := cfg
+		byKey.OrderBy = Quoted(cfg.PerKey) + ", " + cmp.Or(cfg.OrderBy, Quoted(cfg.ID))
+		_, ready := byKey.Indexes(table, func(suffix string) string { return name(suffix + "_per_key") })
+		ddl += cfg.PerKeyIndex(table, name) + ";\n" + ready + ";\n"
+	}
+	return ddl
+}
+
+// PerKeyIndex returns the statement that creates the index of claimed rows by PerKey.
+func (cfg RowsConfig) PerKeyIndex(table string, name func(suffix string) string) string {
+	return fmt.Sprintf("CREATE INDEX IF NOT EXISTS %s ON %s (%s) WHERE %s IS NOT NULL", name("_claimed_per_key"), table, Quoted(cfg.PerKey), Quoted(cfg.Session))
 }
 
 // FoundRows describes a table of the user as a database has it.
@@ -292,15 +309,16 @@ type FoundRows struct {
 	NotNull   []string          // columns
 	Unique    bool              // the ID identifies a row
 	BySession bool              // an index finds the rows of a session
+	PerKey    bool              // an index finds the claimed rows with a value in the column PerKey
 	Wrong     []string          // what else is wrong with it
 }
 
 // RowsTypes are the types that the columns of a table of the user may have.
 type RowsTypes struct{ ID, Session, Token, Attempts, NotBefore []string }
 
-// Wrong returns why a table can't have claims on its rows. ddl adds what is missing, and bySession creates
-// the index on the session.
-func (cfg RowsConfig) Wrong(is FoundRows, may RowsTypes, ddl, bySession string) (wrong []string) {
+// Wrong returns why a table can't have claims on its rows. ddl adds what is missing, bySession creates the index on the
+// session, and perKey that of PerKey.
+func (cfg RowsConfig) Wrong(is FoundRows, may RowsTypes, ddl, bySession, perKey string) (wrong []string) {
 	say := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	missing := false
 	for _, c := range []struct {
@@ -329,6 +347,18 @@ func (cfg RowsConfig) Wrong(is FoundRows, may RowsTypes, ddl, bySession string) 
 	}
 	if !missing && !is.BySession {
 		say("no index finds the rows of a session (%s)", bySession)
+	}
+	if cfg.PerKey != "" {
+		switch declared, exists := is.Types[cfg.PerKey]; {
+		case !exists:
+			say("column %q for PerKey is missing (it is one of your own)", cfg.PerKey)
+		case !slices.Contains(may.ID, declared):
+			say("column %q for PerKey is of type %q (it must be %s)", cfg.PerKey, declared, strings.Join(may.ID, " or "))
+		case !slices.Contains(is.NotNull, cfg.PerKey):
+			say("column %q for PerKey may be NULL, and such rows would never be taken (make it NOT NULL)", cfg.PerKey)
+		case !missing && !is.PerKey:
+			say("no index finds the claimed rows with a value of column %q (%s)", cfg.PerKey, perKey)
+		}
 	}
 	wrong = append(wrong, is.Wrong...)
 	if missing {

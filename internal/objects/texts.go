@@ -26,11 +26,14 @@ func (t *Texts) In(text string) string {
 
 // Where returns the statement of a text in which {where} stands for a condition.
 func (t *Texts) Where(text, condition string) string {
-	before, after, _ := strings.Cut(text, "{where}")
 	if condition == "" {
-		return t.In(before + after)
+		return t.In(strings.ReplaceAll(text, "{where}", ""))
 	}
-	return t.In(before) + condition + t.In(after)
+	parts := strings.Split(text, "{where}")
+	for i, part := range parts {
+		parts[i] = t.In(part)
+	}
+	return strings.Join(parts, condition)
 }
 
 // Quoted returns a name quoted as both databases expect it, or the parts of a name with dots between them.

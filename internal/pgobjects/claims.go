@@ -347,7 +347,7 @@ func query[T any](ctx context.Context, c *Claims, limit time.Duration, scan pgx.
 	defer cancel()
 	s := &c.table.setups
 	_, err = s.call(ctx, (*setup).mayClaim, func(set *setup) (err error) {
-		found, err = send(ctx, c, 0, func() error {
+		found, err = send(ctx, c, 0, func(*pgx.Batch) error {
 			// The connection may be a new one, by which the tables were looked at again.
 			if now := s.found.Load(); now != nil {
 				return now.mayClaim()
@@ -375,9 +375,10 @@ func (c *Claims) explain(err error) error {
 	}
 }
 
-// send sends a statement as query does, when there is a connection and may returns nil. It waits for
+// send sends a statement as query does, when there is a connection and may returns nil. What may adds to the batch is sent
+// before it in its transaction. It waits for
 // locks only for a while; 0: for as long as the statement may take. The context is one of claimCall.
-func send[T any](ctx context.Context, c *Claims, lock time.Duration, may func() error, scan pgx.RowToFunc[T], sql string, args []any) (_ []T, err error) {
+func send[T any](ctx context.Context, c *Claims, lock time.Duration, may func(*pgx.Batch) error, scan pgx.RowToFunc[T], sql string, args []any) (_ []T, err error) {
 	settings := `SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', $2, true),
 				set_config('plan_cache_mode', 'force_custom_plan', true), set_config('random_page_cost', '0.1', true)`
 	if objects.IsWithoutSync(ctx) {
@@ -393,14 +394,14 @@ func send[T any](ctx context.Context, c *Claims, lock time.Duration, may func() 
 	var answered []T // may still be written after an error
 	err = c.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
 		return pgconns.Send(ctx, pool, func(ctx context.Context, conn *pgxpool.Conn) error {
-			if err := may(); err != nil {
-				return err
-			}
 			deadline, _ := ctx.Deadline()
 			left := time.Until(deadline)
 			left -= min(left/4, 500*time.Millisecond)
 			batch := &pgx.Batch{}
 			batch.Queue(settings, append([]any{millis(max(left, time.Millisecond)), millis(lock)}, server...)...)
+			if err := may(batch); err != nil {
+				return err
+			}
 			batch.Queue(sql, args...).Query(func(rows pgx.Rows) (err error) {
 				answered, err = pgx.AppendRows([]T(nil), rows, scan)
 				return err

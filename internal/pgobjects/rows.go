@@ -46,6 +46,7 @@ type rowSetup struct {
 type rowFacts struct {
 	schema, objects string // of the table; the quoted name of the library's table of objects
 	id, attempts    string // types of columns
+	key             string // type of the column of PerKey
 	sessionLength   int    // how many characters the session's column holds; 0: any number
 }
 
@@ -66,6 +67,7 @@ func newRowTexts(cfg objects.RowsConfig, found rowFacts) *objects.Texts {
 	}
 	return objects.NewTexts(slices.Concat(words(), cfg.Words(d), []string{
 		"{rows}", quoted(found.schema, cfg.Table), "{objects}", found.objects, "{type}", found.id,
+		"{key_type}", found.key,
 	})...)
 }
 
@@ -83,8 +85,10 @@ const (
 	// one of the table, ORDER BY would mean the result's.
 	takeRows = `
 			WITH tenure_ready AS MATERIALIZED (
-				SELECT {id} AS tenure_id ` + readyRows + ` AND ($4::text[] IS NULL OR {id} = ANY($4::text[]::{type}[]))
-				ORDER BY {order} LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED),
+				SELECT {id} AS tenure_id ` + readyRows + onlyThese + `
+				ORDER BY {order} LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED),` + takeReady
+	onlyThese = ` AND ($4::text[] IS NULL OR {id} = ANY($4::text[]::{type}[]))`
+	takeReady = `
 			tenure_numbered AS (SELECT tenure_id AS id, row_number() OVER () AS number FROM tenure_ready),
 			tenure_taken AS (
 				UPDATE {rows} SET {session} = $1, {token} = greatest(CASE WHEN {token} < {version_limit} THEN {token} + 1 END, {now_us}){count}
@@ -167,9 +171,13 @@ const (
 )
 
 // takeRowsFor is takeRows for a session that may have no record. It then returns a row with the token -1.
-var takeRowsFor = strings.NewReplacer(
-	"{where}", " AND "+isBegun+"{where}", "{count}", "{count_for}", "SELECT id::text", "(SELECT id::text",
-).Replace(takeRows) + `) UNION ALL SELECT '', $1, -1, 0 WHERE NOT ` + isBegun
+var takeRowsFor = forRemote(takeRows)
+
+func forRemote(take string) string {
+	return strings.NewReplacer(
+		"{where}", " AND "+isBegun+"{where}", "{count}", "{count_for}", "SELECT id::text", "(SELECT id::text",
+	).Replace(take) + `) UNION ALL SELECT '', $1, -1, 0 WHERE NOT ` + isBegun
+}
 
 const isBegun = `EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = $1)`
 
@@ -204,11 +212,16 @@ func (r *Rows) TakeReady(ctx context.Context, take objects.Taking, limit time.Du
 		return nil, fmt.Errorf("%w: session %q has %d characters, and column %q of table %q holds %d (ALTER TABLE … ALTER COLUMN … TYPE text)",
 			objects.ErrInvalid, take.Session, n, r.cfg.Session, r.cfg.Table, s.sessionLength)
 	}
-	text := takeRows
-	if take.Remote {
+	send, text := sendTake, takeRows
+	switch perKey := r.cfg.PerKey != ""; {
+	case perKey && take.Remote:
+		send, text = takePerKey, takeRowsPerKeyFor
+	case perKey:
+		send, text = takePerKey, takeRowsPerKey
+	case take.Remote:
 		text = takeRowsFor
 	}
-	found, err := r.sendWhere(ctx, limit, 0, s, text, where, append([]any{take.Session, take.N, given(take.Skip), take.Only}, take.Args...))
+	found, err := send(ctx, r, limit, s, text, where, append([]any{take.Session, take.N, given(take.Skip), take.Only}, take.Args...))
 	if take.Remote && slices.ContainsFunc(found, func(c objects.Claim) bool { return c.Token < 0 }) {
 		return nil, objects.ErrEnded
 	}
@@ -225,7 +238,11 @@ var errUntaken = errors.New("nothing is updated: a trigger prevents that")
 func given(ids []string) []string { return append([]string{}, ids...) }
 
 func (r *Rows) Ready(ctx context.Context, take objects.Taking, limit time.Duration) ([]string, error) {
-	where, err := take.In("$", 3)
+	text, args := whichAreReady, []any{"", take.N, given(take.Skip)}
+	if r.cfg.PerKey != "" {
+		text, args = whichAreReadyPerKey, append(args, take.Only)
+	}
+	where, err := take.In("$", len(args))
 	if err != nil {
 		return nil, err
 	}
@@ -233,7 +250,7 @@ func (r *Rows) Ready(ctx context.Context, take objects.Taking, limit time.Durati
 	if err != nil {
 		return nil, err
 	}
-	return idsOf(r.sendWhere(ctx, limit, 0, s, whichAreReady, where, append([]any{"", take.N, given(take.Skip)}, take.Args...)))
+	return idsOf(r.sendWhere(ctx, limit, 0, s, text, where, append(args, take.Args...), nil))
 }
 
 func idsOf(rows []objects.Claim, err error) (ids []string, _ error) {
@@ -262,7 +279,7 @@ func (r *Rows) Counts(ctx context.Context, most int, limit time.Duration) ([]obj
 	if err != nil {
 		return nil, err
 	}
-	return queryRows(ctx, r, limit, lockWait(limit), s, func(row pgx.CollectableRow) (objects.ClaimCount, error) {
+	return queryRows(ctx, r, limit, lockWait(limit), s, nil, func(row pgx.CollectableRow) (objects.ClaimCount, error) {
 		n := objects.ClaimCount{Kind: r.cfg.Table}
 		return n, row.Scan(&n.Session, &n.Claims)
 	}, countRows, "", most)
@@ -328,7 +345,7 @@ func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Ses
 	if err != nil {
 		return nil, err
 	}
-	sessions, err := queryRows(ctx, r, limit, lockWait(limit), s, scanSession, sessionsOfRows, "")
+	sessions, err := queryRows(ctx, r, limit, lockWait(limit), s, nil, scanSession, sessionsOfRows, "")
 	return sessions, unreadable(err)
 }
 
@@ -360,12 +377,12 @@ func (r *Rows) query(ctx context.Context, limit, lock time.Duration, text string
 }
 
 func (r *Rows) send(ctx context.Context, limit, lock time.Duration, s *rowSetup, text string, args ...any) ([]objects.Claim, error) {
-	return r.sendWhere(ctx, limit, lock, s, text, "", args)
+	return r.sendWhere(ctx, limit, lock, s, text, "", args, nil)
 }
 
-// sendWhere is send for a text with {where}.
-func (r *Rows) sendWhere(ctx context.Context, limit, lock time.Duration, s *rowSetup, text, where string, args []any) ([]objects.Claim, error) {
-	return queryRows(ctx, r, limit, lock, s, func(row pgx.CollectableRow) (objects.Claim, error) {
+// sendWhere is send for a text with {where}. What first adds, unless it is nil, is sent before it in its transaction.
+func (r *Rows) sendWhere(ctx context.Context, limit, lock time.Duration, s *rowSetup, text, where string, args []any, first func(*rowSetup, *pgx.Batch)) ([]objects.Claim, error) {
+	return queryRows(ctx, r, limit, lock, s, first, func(row pgx.CollectableRow) (objects.Claim, error) {
 		c := objects.Claim{Kind: r.cfg.Table}
 		err := row.Scan(&c.ID, &c.Session, &c.Token, &c.Attempts)
 		r.cfg.Counted(&c)
@@ -373,23 +390,29 @@ func (r *Rows) sendWhere(ctx context.Context, limit, lock time.Duration, s *rowS
 	}, text, where, args...)
 }
 
-func queryRows[T any](ctx context.Context, r *Rows, limit, lock time.Duration, s *rowSetup, scan pgx.RowToFunc[T], text, where string, args ...any) (found []T, err error) {
+func queryRows[T any](ctx context.Context, r *Rows, limit, lock time.Duration, s *rowSetup, first func(*rowSetup, *pgx.Batch), scan pgx.RowToFunc[T], text, where string, args ...any) (found []T, err error) {
 	ctx, cancel := claimCall(ctx, limit)
 	defer cancel()
 	for ; s != nil; s = r.changed(ctx, s, limit, err) {
-		found, err = queryRowsAs(ctx, r, limit, lock, s, scan, text, where, args)
+		found, err = queryRowsAs(ctx, r, limit, lock, s, first, scan, text, where, args)
 	}
 	return found, r.claims.explain(err)
 }
 
 // queryRowsAs sends a statement for the table as it was found.
-func queryRowsAs[T any](ctx context.Context, r *Rows, limit, lock time.Duration, s *rowSetup, scan pgx.RowToFunc[T], text, where string, args []any) ([]T, error) {
+func queryRowsAs[T any](ctx context.Context, r *Rows, limit, lock time.Duration, s *rowSetup, first func(*rowSetup, *pgx.Batch), scan pgx.RowToFunc[T], text, where string, args []any) ([]T, error) {
 	done, err := r.claims.other(ctx, limit)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	return send(ctx, r.claims, lock, func() error { return nil }, scan, s.texts.Where(text, where), args)
+	begin := func(batch *pgx.Batch) error {
+		if first != nil {
+			first(s, batch)
+		}
+		return nil
+	}
+	return send(ctx, r.claims, lock, begin, scan, s.texts.Where(text, where), args)
 }
 
 // changed returns the table as it is now if a statement was rejected because it is not any more what it was

@@ -27,7 +27,7 @@ func RowsDDL(cfg objects.RowsConfig) string {
 	}
 	bySession, ready := rowIndexes(cfg)
 	return "ALTER TABLE " + quoted(cfg.Schema, cfg.Table) + strings.Join(add, ",") + ";\n" + bySession + ";\n" + ready + ";\n" +
-		cfg.ExpiresIndex(quoted(cfg.Schema, cfg.Table), func(suffix string) string { return rowIndex(cfg, suffix) })
+		cfg.MoreIndexes(quoted(cfg.Schema, cfg.Table), func(suffix string) string { return rowIndex(cfg, suffix) })
 }
 
 func rowIndexes(cfg objects.RowsConfig) (bySession, ready string) {
@@ -48,6 +48,7 @@ func rowIndex(cfg objects.RowsConfig, suffix string) string {
 type rowTable struct {
 	schema                    string // empty: it does not exist
 	hidden, unique, bySession bool
+	perKey                    bool
 	kind, persistence, lacks  string
 	role                      string // current_user
 	types                     map[string]string
@@ -85,6 +86,10 @@ const inspectRows = `
 		current_user::text
 	FROM looked`
 
+const hasPerKeyIndex = `
+	SELECT EXISTS (SELECT FROM pg_catalog.pg_index JOIN pg_catalog.pg_attribute ON attrelid = indrelid AND attnum = indkey[0]
+		WHERE indrelid = to_regclass($1) AND indisvalid AND indisready AND attname = $2 AND pg_get_expr(indpred, indrelid) = format('(%I IS NOT NULL)', $3::text))`
+
 // rowTypes are spelled as Postgres spells them.
 var rowTypes = objects.RowsTypes{
 	ID:        []string{"text", "character varying", "uuid", "bigint", "integer", "smallint"},
@@ -120,6 +125,9 @@ func (r *Rows) check(ctx context.Context, own *setup) (*rowSetup, error) {
 	err = t.conns.QueryRow(ctx, inspectRows, []any{cfg.Schema, cfg.Table, cfg.ID, cfg.Session, r.placed.Load()},
 		&found.schema, &found.hidden, &found.unique, &found.bySession, &found.kind, &found.persistence, &found.lacks,
 		&found.types, &found.notNull, &found.keyed, &found.triggers, &found.sessionLength, &found.role)
+	if err == nil && cfg.PerKey != "" {
+		err = t.conns.QueryRow(ctx, hasPerKeyIndex, []any{quoted(found.schema, cfg.Table), cfg.PerKey, cfg.Session}, &found.perKey)
+	}
 	if err != nil {
 		return nil, t.setups.explain(err)
 	}
@@ -137,6 +145,7 @@ func (r *Rows) check(ctx context.Context, own *setup) (*rowSetup, error) {
 	}
 	now := &rowSetup{own: own, rowFacts: rowFacts{
 		schema: found.schema, objects: names.tables[objects.TableOfObjects], id: found.types[cfg.ID], attempts: found.types[cfg.Attempts], sessionLength: found.sessionLength,
+		key: found.types[cfg.PerKey],
 	}}
 	if now.id == "character varying" {
 		now.id = "text"
@@ -181,8 +190,8 @@ func (found *rowTable) wrong(cfg objects.RowsConfig) (wrong []string) {
 		found.lacks, quoted(found.schema, cfg.Table), objects.Quoted(found.role))
 	bySession, _ := rowIndexes(cfg)
 	return cfg.Wrong(objects.FoundRows{
-		Types: found.types, NotNull: found.notNull, Unique: found.unique && slices.Contains(found.notNull, cfg.ID), BySession: found.bySession, Wrong: wrong,
-	}, rowTypes, RowsDDL(cfg), bySession)
+		Types: found.types, NotNull: found.notNull, Unique: found.unique && slices.Contains(found.notNull, cfg.ID), BySession: found.bySession, PerKey: found.perKey, Wrong: wrong,
+	}, rowTypes, RowsDDL(cfg), bySession, cfg.PerKeyIndex(quoted(cfg.Schema, cfg.Table), func(suffix string) string { return rowIndex(cfg, suffix) }))
 }
 
 // parse has the server read the statements that contain the user's SQL.
@@ -195,6 +204,9 @@ func (r *Rows) parse(ctx context.Context, s *rowSetup) error {
 	}
 	if r.cfg.Released != "" {
 		parts = append(parts, struct{ what, text string }{"Released", setting(freeRows, objects.Freeing{Lost: true}.Set())})
+	}
+	if r.cfg.PerKey != "" {
+		parts = append(parts, struct{ what, text string }{"PerKey", lockKeys}, struct{ what, text string }{"PerKey", takeRowsPerKey})
 	}
 	for _, part := range parts {
 		err := r.claims.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {

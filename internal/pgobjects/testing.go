@@ -52,6 +52,11 @@ func (r *Rows) Statements(session string, ids []string, tokens []int64) (sql map
 		add("expire", setting(freeExpiredRows, objects.Freeing{Lost: true}.Set()), ids)
 		add("extend", setting(endUnlockedRows, objects.Ending{Extend: true}.Set("clock_timestamp() + $4 * interval '1 microsecond'")), ids, slices.Repeat([]string{session}, len(ids)), tokens, 1)
 	}
+	if r.cfg.PerKey != "" {
+		add("lock keys", lockKeys, session, 10, []string{}, nil)
+		add("take per key", takeRowsPerKey, session, 10, []string{}, nil)
+		add("ready per key", whichAreReadyPerKey, session, 10, []string{}, nil)
+	}
 	add("take for", takeRowsFor, session, 10, []string{}, nil)
 	add("end any", endAnyRows, ids)
 	end := func(name string, how objects.Ending, claims []objects.Claim) {

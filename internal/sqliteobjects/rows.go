@@ -48,15 +48,16 @@ const (
 	rowColumns = `CAST({id} AS TEXT), coalesce({session}, ''), {token}, {attempts}`
 
 	readyRows = `
-			SELECT CAST({id} AS TEXT) FROM {rows}
-			WHERE {session} IS NULL{and_ready}{where} AND hex({id}) NOT IN (SELECT value FROM json_each(?2)) AND CAST({id} AS TEXT) <> ''
-				AND ` + ofThese + `
+			SELECT CAST({id} AS TEXT) ` + whichAreReady + `
 			ORDER BY {order} LIMIT ?1`
+	whichAreReady = `FROM {rows}
+			WHERE {session} IS NULL{and_ready}{where} AND hex({id}) NOT IN (SELECT value FROM json_each(?2)) AND CAST({id} AS TEXT) <> ''
+				AND ` + ofThese + ``
 	ofThese       = `(?4 IS NULL OR hex({id}) IN (SELECT value FROM json_each(?4)))`
 	ofTheseByText = `{id} IN (SELECT value FROM json_each(?4))` // finds them in the index
 	takeRows      = `
 			UPDATE {rows} SET {session} = ?1, {token} = max(CASE WHEN {token} < {version_limit} THEN {token} + 1 ELSE 0 END, ?2){count}
-			WHERE {id} IN (SELECT value FROM json_each(?3)) AND {session} IS NULL RETURNING ` + rowColumns
+			WHERE {id} IN (SELECT value FROM json_each(?3)) RETURNING ` + rowColumns
 	// The + keeps it from the index on the session.
 	freeRows = `
 			UPDATE {rows} SET {set} WHERE +{session} = ?1 AND ({id}, coalesce({token}, 0)) IN (
@@ -103,10 +104,12 @@ const (
 // takeRowsFor is takeRows for claims that expire.
 var takeRowsFor = strings.Replace(takeRows, "{count}", "{count_for}", 1)
 
-// readyRowsFor is readyRows for a session that may have no record. It then also returns a NULL.
-const readyRowsFor = `
-			SELECT * FROM (` + readyRows + `)
+// forRemote returns readyRows for a session that may have no record. It then also returns a NULL.
+func forRemote(ready string) string {
+	return `
+			SELECT * FROM (` + ready + `)
 			UNION ALL SELECT NULL WHERE NOT EXISTS (SELECT 1 FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = ?5)`
+}
 
 // setting returns the text of a statement that assigns to columns.
 func setting(text, set string) string { return strings.Replace(text, "{set}", set, 1) }
@@ -143,18 +146,25 @@ func (r *Rows) scan(rows *sql.Rows) (objects.Claim, error) {
 	return c, err
 }
 
-// readyIDs returns the IDs of the rows that may be taken.
-func (r *Rows) readyIDs(ctx context.Context, db reader, n int, take objects.Taking) ([]string, error) {
-	text, args := readyRows, []any{n, list(hexed(take.Skip)), time.Now().UnixMilli(), nil}
+// mayTake returns the IDs of the rows that may be taken.
+func (r *Rows) mayTake(ctx context.Context, db reader, n int, take objects.Taking) ([]string, error) {
+	if r.cfg.PerKey != "" {
+		return r.openIDs(ctx, db, n, take)
+	}
+	return r.readyIDs(ctx, db, readyRows, n, take)
+}
+
+func (r *Rows) readyIDs(ctx context.Context, db reader, text string, n int, take objects.Taking) ([]string, error) {
+	args := []any{n, list(hexed(take.Skip)), time.Now().UnixMilli(), nil}
 	if take.Remote {
-		text, args = readyRowsFor, append(args, take.Session)
+		text, args = forRemote(text), append(args, take.Session)
 	}
 	switch {
 	case take.Only == nil:
 	case slices.ContainsFunc(take.Only, func(id string) bool { return objects.ValidText("ID", id) != nil }):
 		args[3] = list(hexed(take.Only))
 	default:
-		text, args[3] = strings.Replace(text, ofThese, ofTheseByText, 1), list(take.Only)
+		text, args[3] = strings.ReplaceAll(text, ofThese, ofTheseByText), list(take.Only)
 	}
 	where, err := take.In("?", len(args))
 	if err != nil {
@@ -189,12 +199,12 @@ func (r *Rows) TakeReady(ctx context.Context, take objects.Taking, limit time.Du
 	if err := r.ready(ctx, limit); err != nil {
 		return nil, err
 	}
-	ids, err := r.readyIDs(ctx, r.claims.table.db, 1, take)
+	ids, err := r.mayTake(ctx, r.claims.table.db, 1, take)
 	if err != nil || len(ids) == 0 {
 		return nil, explain(err)
 	}
 	err = r.claims.writeAny(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
-		if ids, err = r.readyIDs(ctx, tx, take.N, take); err != nil {
+		if ids, err = r.mayTake(ctx, tx, take.N, take); err != nil {
 			return err
 		}
 		valid := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return objects.ValidText("ID", id) != nil })
@@ -231,7 +241,7 @@ func (r *Rows) Ready(ctx context.Context, take objects.Taking, limit time.Durati
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	ids, err := r.readyIDs(ctx, r.claims.table.db, take.N, take)
+	ids, err := r.mayTake(ctx, r.claims.table.db, take.N, take)
 	return ids, explain(err)
 }
 

@@ -26,7 +26,7 @@ func RowsDDL(cfg objects.RowsConfig) string {
 	}
 	bySession, ready := rowIndexes(cfg)
 	return ddl + bySession + ";\n" + ready + ";\n" +
-		cfg.ExpiresIndex(objects.Quoted(cfg.Table), func(suffix string) string { return objects.Quoted(cfg.Table + suffix) })
+		cfg.MoreIndexes(objects.Quoted(cfg.Table), func(suffix string) string { return objects.Quoted(cfg.Table + suffix) })
 }
 
 func rowIndexes(cfg objects.RowsConfig) (bySession, ready string) {
@@ -51,6 +51,9 @@ func (r *Rows) Check(ctx context.Context, limit time.Duration) error {
 	}
 	if r.cfg.Released != "" {
 		parts = append(parts, struct{ what, text string }{"Released", end(objects.Ending{})})
+	}
+	if r.cfg.PerKey != "" {
+		parts = append(parts, struct{ what, text string }{"PerKey", openRows}, struct{ what, text string }{"PerKey", openRowsOfAll})
 	}
 	for _, part := range parts {
 		statement, err := r.claims.table.db.PrepareContext(ctx, r.texts.Where(part.text, ""))
@@ -132,7 +135,8 @@ func (r *Rows) wrong(ctx context.Context) (wrong []string, err error) {
 		}
 		found.Unique = found.Unique || i.unique && predicate == "" && slices.Equal(columns, []string{cfg.ID}) && slices.Contains(found.NotNull, cfg.ID)
 		found.BySession = found.BySession || len(columns) >= 2 && slices.Equal(columns[:2], []string{cfg.Session, cfg.ID}) && (predicate == "" || ownedOnly.MatchString(predicate))
+		found.PerKey = found.PerKey || columns[0] == cfg.PerKey && ownedOnly.MatchString(predicate)
 	}
 	bySession, _ := rowIndexes(cfg)
-	return cfg.Wrong(found, rowTypes, RowsDDL(cfg), bySession), nil
+	return cfg.Wrong(found, rowTypes, RowsDDL(cfg), bySession, cfg.PerKeyIndex(objects.Quoted(cfg.Table), func(suffix string) string { return objects.Quoted(cfg.Table + suffix) })), nil
 }
