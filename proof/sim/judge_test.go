@@ -158,6 +158,7 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 	}
 	if h.life != nil && !begun.offer {
 		j.tally.terms++
+		h.life.forgetsInterval()
 		h.life.newest = begun
 		h.life.r.resignedFor = 0
 		j.wokeInTime(begun)

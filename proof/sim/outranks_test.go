@@ -40,6 +40,7 @@ func (j *judge) wishes(l *life) {
 	case again: // another request came between
 		return
 	}
+	l.forgetsInterval()
 	if l.held > l.interval*96/100 {
 		l.interval = 0
 	}
@@ -51,6 +52,14 @@ func (j *judge) wishes(l *life) {
 		l.interval = 0
 	}
 	l.asked, l.held = now, 0
+}
+
+// forgetsInterval is called when another term of the process has begun, or before it matters: how long a term lasted
+// whose job never began, only the process knows.
+func (l *life) forgetsInterval() {
+	if t := l.newest; t != nil && t.valid == nil && !t.at.Before(l.asked) {
+		l.held = l.interval
+	}
 }
 
 // vacated is called when a job was told to return or its process has crashed.
