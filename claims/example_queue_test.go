@@ -238,6 +238,7 @@ func ExampleWorker_TakeWith() {
 // At most two imports of a customer run at once, in all processes together.
 func ExamplePerKey() {
 	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
 	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{})
 	if err != nil {
 		fmt.Println(err)
