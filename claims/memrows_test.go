@@ -15,12 +15,14 @@ type memRows struct {
 
 	d       *memDB
 	watcher jobsWatcher
+	perKey  int // so many rows of a key are claimed at once; 0: any number
 
 	jobs map[string]*memJob // guarded by the database's mutex
 }
 
 type memJob struct {
 	objects.Claim
+	key     string
 	readyAt time.Time // it is not taken before; by the database's clock
 	done    bool
 	since   time.Time // when its owner last changed
@@ -34,6 +36,20 @@ type jobsWatcher interface {
 
 func (r *memRows) isReady(j *memJob) bool {
 	return j.Session == "" && !j.done && !r.d.now().Before(j.readyAt)
+}
+
+// isFull reports whether no more rows with the key of a row may be claimed, and when a claim on such a row last began or ended.
+func (r *memRows) isFull(of *memJob) (full bool, since time.Time) {
+	claimed := 0
+	for _, j := range r.jobs {
+		if j.key == of.key {
+			since = later(since, j.since)
+			if j.Session != "" {
+				claimed++
+			}
+		}
+	}
+	return r.perKey > 0 && claimed >= r.perKey, since
 }
 
 func (r *memRows) LongestKey() int { return 0 }
@@ -89,7 +105,13 @@ func (r *memRows) TakeReady(ctx context.Context, take objects.Taking, _ time.Dur
 	}
 	for _, j := range r.sorted(func(j *memJob) bool {
 		return r.isReady(j) && !slices.Contains(take.Skip, j.ID) && (take.Only == nil || slices.Contains(take.Only, j.ID))
-	}, take.N) {
+	}, len(r.jobs)) {
+		if full, _ := r.isFull(j); full {
+			continue
+		}
+		if len(taken) == take.N {
+			break
+		}
 		j.Session, j.Token, j.since = take.Session, max(j.Token+1, r.d.now().UnixMicro()), time.Now()
 		taken = append(taken, j.Claim)
 		r.watcher.jobTaken(ctx, j)

@@ -60,6 +60,7 @@ type traits struct {
 	blocks       bool // the logs of processes block occasionally
 	workers      int  // that do not reach the database
 	drains       bool // processes are drained
+	perKey       int  // so many rows of a key are claimed at once; 0: any number
 	slots        int  // at most so many are held; 0: there are none
 	moves        bool // processes move the claims of others to themselves
 	latency      time.Duration
@@ -96,6 +97,9 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 	if rng := kit.RNG(seed, 203); !a.restores && rng.IntN(2) == 0 {
 		a.workers = 1 + rng.IntN(3)
 	}
+	if rng := kit.RNG(seed, 206); rng.IntN(2) == 0 {
+		a.perKey = 1 + rng.IntN(2)
+	}
 	a.moves = kit.RNG(seed, 202).IntN(2) == 0
 	a.drains = kit.RNG(seed, 205).IntN(3) == 0
 	if rng := kit.RNG(seed, 204); rng.IntN(2) == 0 {
@@ -125,7 +129,7 @@ func runArena(t *testing.T, seed uint64, sum *tally) {
 	a.judge = newJudge(a)
 	a.db.watcher, a.db.opens = a.judge, a.opens
 	if a.workers > 0 {
-		a.rows = &memRows{d: a.db, watcher: a.judge, jobs: make(map[string]*memJob)}
+		a.rows = &memRows{d: a.db, watcher: a.judge, perKey: a.perKey, jobs: make(map[string]*memJob)}
 		a.db.table = a.rows
 	}
 	for i := range a.hostCount {

@@ -167,9 +167,11 @@ func (h *host) start() {
 		}
 	}
 	if l.store = store; h.a.workers > 0 {
-		l.queue, err = claims.NewQueue(store, claims.QueueConfig{
-			Table: jobTable, NotBefore: "not_before", Done: "done = true", PollInterval: h.a.ttl / 60, Logger: cfg.Logger,
-		})
+		queue := claims.QueueConfig{Table: jobTable, NotBefore: "not_before", Done: "done = true", PollInterval: h.a.ttl / 60, Logger: cfg.Logger}
+		if h.a.perKey > 0 {
+			queue.PerKey = claims.PerKey{Column: "key", Limit: h.a.perKey}
+		}
+		l.queue, err = claims.NewQueue(store, queue)
 		if err == nil {
 			_, err = claims.NewWorker(l.session, l.queue) // so that its session frees the rows of workers that are gone
 		}

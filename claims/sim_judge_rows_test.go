@@ -48,9 +48,24 @@ func (j *judge) jobTaken(ctx context.Context, job *memJob) {
 		j.violated("R3", "%s gets token %d after %d", job.ID, job.Token, token)
 	}
 	j.jobTokens[job.ID] = job.Token
+	if claimed := j.claimedOf(job.key); j.a.perKey > 0 && claimed > j.a.perKey {
+		j.violated("K", "%s takes %s, so that %d rows of key %s are claimed, of %d", by.name, job.ID, claimed, job.key, j.a.perKey)
+	}
+	if full, _ := j.a.rows.isFull(job); full {
+		kit.Count(&j.rows, "the last of a key")
+	}
 	if !s.stands() { // it is free again within a TTL
 		kit.Count(&j.rows, "taken for a session that was gone")
 	}
+}
+
+func (j *judge) claimedOf(key string) (claimed int) {
+	for _, job := range j.a.rows.jobs {
+		if job.key == key && job.Session != "" {
+			claimed++
+		}
+	}
+	return claimed
 }
 
 func (j *judge) jobFreed(ctx context.Context, before objects.Claim, how *objects.Ending) {
@@ -153,6 +168,10 @@ func (j *judge) isRowFreed(job *memJob, s *session) {
 func (h *host) limitOfOthers() time.Duration { return 2 * h.a.longestTTL() / 6 }
 
 func (j *judge) isRowTaken(job *memJob) {
+	full, roomSince := j.a.rows.isFull(job)
+	if full {
+		return
+	}
 	for w := range j.servings {
 		since, ok := w.life.isRested()
 		if !ok {
@@ -161,6 +180,9 @@ func (j *judge) isRowTaken(job *memJob) {
 		ready := time.Now().Add(-j.a.db.now().Sub(job.readyAt))
 		if job.readyAt.IsZero() {
 			ready = job.since
+		}
+		if j.a.perKey > 0 {
+			ready = later(ready, roomSince)
 		}
 		if took := time.Since(later(later(since, w.since), later(ready, job.since))); took > 2*j.a.patience() {
 			j.violated("liveness", "%s waits for rows, and %s has been ready for %v", w.life.name, job.ID, took)

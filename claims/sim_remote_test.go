@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -377,7 +378,7 @@ func (a *arena) addJobs() {
 	for n := 0; !a.isCalm(); n++ {
 		id := fmt.Sprintf("j%05d", n)
 		a.locked(func() {
-			a.rows.jobs[id] = &memJob{Claim: rowOf(claims.Claim{Key: tenure.Key{Type: jobTable, ID: id}}), since: time.Now()}
+			a.rows.jobs[id] = &memJob{Claim: rowOf(claims.Claim{Key: tenure.Key{Type: jobTable, ID: id}}), key: strconv.Itoa(n % 2), since: time.Now()}
 		})
 		if !a.sleep(time.Duration(rng.Int64N(int64(a.ttl / 2)))) {
 			return

@@ -48,6 +48,8 @@ import (
 //
 //   - Cause: a func is told to return for a reason that exists.
 //
+//   - K: of the rows with one key, no more are claimed than there may be, also while sessions are gone or answers lost.
+//
 //   - R, for a queue whose rows servers take for workers that don't reach the database: no two workers that
 //     trust their sessions work on one row (R1); no row is finished twice, and a Finish is accepted if and
 //     only if its claim stood (R2); tokens increase (R3); no session of a worker is removed that was renewed
