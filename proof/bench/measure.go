@@ -32,6 +32,7 @@ var measures = []measure{
 	claimsMeasure,
 	rowsMeasure,
 	sustainedMeasure,
+	notifyMeasure,
 	fencedMeasure,
 	failoverMeasure,
 	partitionMeasure,
