@@ -30,7 +30,6 @@ const longestPause = 250 * time.Millisecond
 // entry is what this process knows about a key.
 type entry struct {
 	call     *call         // of Serve that answers here; nil: none
-	claiming bool          // claim was called, and has not returned
 	loading  bool          // Run was called, and has not called serve
 	owner    *owner        // another process; nil: unknown
 	token    int64         // the greatest of all answers and calls of Serve
@@ -57,7 +56,7 @@ func (rt *Route) entry(id string) *entry {
 			if tries++; len(rt.entries) < mostEntries || tries > 10 {
 				break
 			}
-			if e.call == nil && !e.claiming && !e.loading && e.waiting == 0 {
+			if e.call == nil && !e.loading && e.waiting == 0 {
 				delete(rt.entries, other)
 				break
 			}
@@ -188,8 +187,7 @@ func (rt *Route) look(ids []string) (found bool) {
 		}
 		switch {
 		case !owned:
-			if mayClaim && e.call == nil && !e.claiming && !e.loading && !time.Now().Before(e.runAfter) {
-				e.claiming = true
+			if mayClaim && e.call == nil && !e.loading && !time.Now().Before(e.runAfter) {
 				free = append(free, id)
 			}
 		case e.call != nil && e.call.to == rt.owner(holding): // whatever token a stranger has made up
@@ -225,9 +223,6 @@ func (rt *Route) claim(ids []string) bool {
 	}
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
-	for _, id := range ids {
-		rt.entry(id).claiming = false
-	}
 	for _, c := range got {
 		rt.load(c)
 	}
