@@ -100,7 +100,7 @@ func (rt *Route) locate(ctx context.Context, id string, isHop bool) (*call, *own
 			return nil, e.owner, nil
 		case e.failures != failures:
 			return nil, nil, errRun
-		case len(rt.pending)+rt.waiting >= rt.cfg.MaxWaiting:
+		case rt.waiting >= rt.cfg.MaxWaiting:
 			return nil, nil, errBusy
 		}
 		e.waiting++

@@ -152,7 +152,7 @@ func (o *outgoing) idempotent() bool {
 func (rt *Route) begin(a *attempt, deadline time.Time) bool {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
-	if len(rt.pending)+rt.waiting >= rt.cfg.MaxWaiting {
+	if len(rt.pending) >= rt.cfg.MaxWaiting {
 		return false
 	}
 	a.header = fmt.Sprintf(headerFormat, a.owner.to+";", rt.entry(a.of.id).token, max(0, time.Until(deadline).Milliseconds()))

@@ -49,17 +49,17 @@ func TestOnlySoManyRequestsWait(t *testing.T) {
 			}
 			<-over
 		}), "x", "events")
-		p := n.start(t, store, "a", route.Config{MaxWaiting: 4, MaxWait: time.Minute})
+		p := n.start(t, store, "a", route.Config{MaxWaiting: 2, MaxWait: time.Minute})
 		var ends sync.WaitGroup
 		defer ends.Wait()
 		send := func(path string) { ends.Go(func() { post(p.route, path) }); synctest.Wait() }
 		for range 9 {
 			send("/events") // whose answers have begun
 		}
+		send("/free") // they wait for an owner, and keep none from a known one
+		send("/endless")
 		send("/x")
 		send("/x")
-		send("/free") // they wait for an owner
-		send("/free")
 		for _, path := range []string{"/x", "/free"} {
 			began := time.Now()
 			w := post(p.route, path)
@@ -67,10 +67,10 @@ func TestOnlySoManyRequestsWait(t *testing.T) {
 			require.Equal(t, http.StatusServiceUnavailable, w.Code)
 			require.Zero(t, time.Since(began), "at once")
 		}
-		time.Sleep(2 * time.Minute) // those for the free key are refused
-		send("/x")
-		send("/x")
-		require.Equal(t, http.StatusServiceUnavailable, post(p.route, "/x").Code)
+		time.Sleep(2 * time.Minute) // those for free keys are refused
+		began := time.Now()
+		require.Equal(t, http.StatusServiceUnavailable, post(p.route, "/free").Code)
+		require.NotZero(t, time.Since(began), "others may wait")
 		close(over)
 		ends.Wait()
 		require.Equal(t, http.StatusOK, post(p.route, "/x").Code, "they wait no longer")
@@ -291,4 +291,53 @@ func TestShutdownLeavesNoConnectionBehind(t *testing.T) {
 	front.end()
 	require.NoError(t, front.route.Shutdown(t.Context(), front.server))
 	kit.Await(t, "its connection is closed", func() bool { return open.Load() == 0 })
+}
+
+// Whoever reaches the port of any process may send anything to it.
+func TestAStrangerHarmsNobodyElse(t *testing.T) {
+	ran := newRan()
+	p := newPair(t, func(w http.ResponseWriter, r *http.Request) {
+		if _, err := io.Copy(io.Discard, r.Body); err == nil {
+			ran.note(r.Header.Get("Id"), 0)
+		}
+	}, route.Config{MaxWait: time.Second}, 0)
+	send := func(addr, request string) string {
+		conn, err := net.Dial("tcp", addr)
+		require.NoError(t, err)
+		defer conn.Close()
+		require.NoError(t, conn.SetDeadline(time.Now().Add(kit.Patience)))
+		_, err = io.WriteString(conn, strings.ReplaceAll(request, "\n", "\r\n"))
+		require.NoError(t, err)
+		answer, err := io.ReadAll(conn)
+		require.NoError(t, err)
+		return string(answer)
+	}
+	const endless = "Content-Length: 9000000000000\nExpect: 100-continue\nConnection: close\n\n"
+	hop := "Tenure-Route: " + p.hop(p.claim.Session, 0, 1<<60) + "\n"
+	for request, want := range map[string]string{
+		"POST /nobody HTTP/1.1\nHost: a\n" + endless:                                      "503 Service Unavailable",
+		"POST /nobody HTTP/1.1\nHost: a\n" + hop + endless:                                "421 Misdirected Request",
+		"POST /x HTTP/1.1\nHost: a\nTENURE-ROUTE: to=x; least=0; wait=0\n" + endless:      "421 Misdirected Request",
+		"POST /x HTTP/1.1\nHost: a\nContent-Length: x\n\n":                                "400 Bad Request",
+		"POST /x HTTP/1.1\nHost: a\n" + hop + hop + "Connection: tenure-route, close\n\n": "HTTP/1.1 ",
+	} {
+		require.Contains(t, send(p.owner.addr, request), want, request)
+		require.Contains(t, send(p.other.addr, request), want, request)
+	}
+	var strangers sync.WaitGroup
+	for i := range 200 {
+		strangers.Go(func() {
+			for j := range 5 {
+				for _, addr := range []string{p.owner.addr, p.other.addr} {
+					ask(addr, "POST", fmt.Sprint("/endless", i, "-", j), "", nil, "Tenure-Route", p.hop(p.claim.Session, int64(i)<<50, 1<<40))
+				}
+			}
+		})
+	}
+	for i := range 100 {
+		require.Equal(t, 200, ask(p.other.addr, "POST", "/x", fmt.Sprint(i), nil).status)
+		require.Equal(t, 1, ran.of(fmt.Sprint(i)))
+	}
+	strangers.Wait()
+	require.True(t, p.owner.session.Valid())
 }

@@ -58,9 +58,9 @@ type Config struct {
 	// or one of unknown length, the client is refused too. Default 64 KiB.
 	MaxReplay int64
 
-	// MaxWaiting is how many requests may wait at once in this process, for an owner or for its answer; any more are
-	// refused at once. It also bounds the bodies that are kept, to MaxReplay × MaxWaiting bytes: 655 MB by default, if all
-	// are that long. Default 10,000.
+	// MaxWaiting is how many requests may wait at once in this process for an owner, and how many more for its answer. Any
+	// others are refused at once. So it also bounds the bodies that are kept, each of at most MaxReplay: lower one of the
+	// two if twice their product, 1.3 GB by default, is too much for this process. Default 10,000.
 	MaxWaiting int
 
 	// Idempotent reports whether a request may run more than once. A GET, HEAD, OPTIONS or TRACE, or a request with an
