@@ -56,9 +56,9 @@ func TestOnlySoManyRequestsWait(t *testing.T) {
 		for range 9 {
 			send("/events") // whose answers have begun
 		}
+		send("/x")
 		send("/free") // they wait for an owner, and keep none from a known one
 		send("/endless")
-		send("/x")
 		send("/x")
 		for _, path := range []string{"/x", "/free"} {
 			began := time.Now()
