@@ -284,51 +284,30 @@ func SetDrain(ctx context.Context, store Store, d Drained) error {
 		err = fmt.Errorf("%w: a replica can't be drained for %v", ErrInvalid, d.Left)
 	}
 	if err == nil {
-		err = changeMark(ctx, store, o.Key, func(old Object, exists bool) error {
-			cond := IfAbsent()
-			if exists {
-				cond = IfVersion(old.Version)
-			}
-			_, err := store.PutIf(ctx, o, cond)
-			return err
-		})
+		_, err = store.PutIf(ctx, o, Unconditional())
 	}
 	if err != nil {
 		return fmt.Errorf("tenure: drain %s: %w", d.Replica, err)
 	}
+	_ = Wake(ctx, store, o.Key) // a lost hint only delays it
 	return nil
 }
 
 // ClearDrain removes the mark of a replica, which takes part again. If it has none, the error is [ErrNotFound].
 func ClearDrain(ctx context.Context, store Store, replica string) error {
-	err := changeMark(ctx, store, drainKey(replica), func(old Object, exists bool) error {
-		if !exists {
-			return ErrNotFound
-		}
-		return store.DeleteIf(ctx, old.Key, old.Version)
-	})
+	key := drainKey(replica)
+	o, err := store.Get(ctx, key)
+	if err == nil {
+		err = store.DeleteIf(ctx, key, o.Version)
+	}
+	if errors.Is(err, ErrConflict) && ctx.Err() == nil { // the replica was marked again
+		return ClearDrain(ctx, store, replica)
+	}
 	if err != nil {
 		return fmt.Errorf("tenure: undrain %s: %w", replica, err)
 	}
+	_ = Wake(ctx, store, key)
 	return nil
-}
-
-// changeMark writes or deletes a mark, again if another process is faster, and wakes its replica.
-func changeMark(ctx context.Context, store Store, key Key, change func(old Object, exists bool) error) error {
-	for {
-		old, err := store.Get(ctx, key)
-		exists := err == nil
-		if exists || errors.Is(err, ErrNotFound) {
-			err = change(old, exists)
-		}
-		if errors.Is(err, ErrConflict) && ctx.Err() == nil {
-			continue
-		}
-		if err == nil {
-			_ = Wake(ctx, store, key) // a lost hint only delays it
-		}
-		return err
-	}
 }
 
 // Drains returns the replicas that are marked as drained. On a store that is not a [Lister], the error is
