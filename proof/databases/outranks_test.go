@@ -49,11 +49,12 @@ func TestAPreferredReplicaReturns(t *testing.T) {
 			}
 			return kit.RunCoordinator(t, t.Context(), kit.Must(tenure.NewCoordinator(kit.NewLease(t, store, tenure.LeaseConfig{Holder: name}), cfg)))
 		}
+		store := open()
 		start(open(), "lesser", false)
 		require.Equal(t, "lesser", <-led)
 		var late, alone []time.Duration
 		for range *outranksRounds {
-			store, began := open(), time.Now()
+			began := time.Now()
 			stop := start(store, "preferred", true)
 			require.Equal(t, "preferred", <-led)
 			late = append(late, time.Since(began)-settle)
@@ -67,8 +68,7 @@ func TestAPreferredReplicaReturns(t *testing.T) {
 		}
 		for range *outranksRounds {
 			died := make(chan struct{})
-			store := dying{open().(tenure.Database), func() { close(died) }}
-			stop := start(store, "dying", true)
+			stop := start(dying{store.(tenure.Database), func() { close(died) }}, "dying", true)
 			<-died
 			stop()
 			require.Equal(t, "lesser", <-led)
