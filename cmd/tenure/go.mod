@@ -5,6 +5,7 @@ go 1.26.0
 replace (
 	github.com/tenurelib/tenure => ../..
 	github.com/tenurelib/tenure/etcdtenure => ../../etcdtenure
+	github.com/tenurelib/tenure/kubetenure => ../../kubetenure
 	github.com/tenurelib/tenure/natstenure => ../../natstenure
 )
 
@@ -16,9 +17,11 @@ require (
 	github.com/nats-io/nkeys v0.4.16
 	github.com/tenurelib/tenure v0.0.0
 	github.com/tenurelib/tenure/etcdtenure v0.0.0
+	github.com/tenurelib/tenure/kubetenure v0.0.0
 	github.com/tenurelib/tenure/natstenure v0.0.0
 	go.etcd.io/etcd/client/v3 v3.7.3
 	go.uber.org/zap v1.27.1
+	gopkg.in/yaml.v3 v3.0.1
 	modernc.org/sqlite v1.58.0
 )
 
@@ -56,7 +59,6 @@ require (
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260803160001-6ac0973c030d // indirect
 	google.golang.org/grpc v1.83.2 // indirect
 	google.golang.org/protobuf v1.36.11 // indirect
-	gopkg.in/yaml.v3 v3.0.1 // indirect
 	modernc.org/libc v1.75.6 // indirect
 	modernc.org/mathutil v1.7.1 // indirect
 	modernc.org/memory v1.12.1 // indirect

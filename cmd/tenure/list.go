@@ -163,7 +163,7 @@ func isLease(obj tenure.Object) bool {
 func (s *storeFlag) typesOf(ctx context.Context, store database, n int) (types []string, err error) {
 	if store, ok := store.(interface {
 		Types(context.Context, int) ([]string, error)
-	}); ok { // NATS and etcd
+	}); ok { // NATS, etcd and Kubernetes
 		return store.Types(ctx, n)
 	}
 	// Get explains what is wrong with a table; the errors below are the driver's.

@@ -1,7 +1,7 @@
 //go:build unix
 
-// Tenure runs a program in one place at a time, using a lease in Postgres, NATS, etcd or a
-// SQLite file, and shows and moves such leases. docs/command.md says what it guarantees on
+// Tenure runs a program in one place at a time, using a lease in Postgres, NATS, etcd, Kubernetes
+// or a SQLite file, and shows and moves such leases. docs/command.md says what it guarantees on
 // which operating system.
 package main
 
@@ -25,7 +25,7 @@ import (
 )
 
 const overview = `Tenure runs a program in one place at a time, using a lease in Postgres, NATS JetStream,
-etcd or a SQLite file.
+etcd, Kubernetes or a SQLite file.
 
 Usage:
 
@@ -46,6 +46,8 @@ Stores:
   nats://host,host/?replicas=3&sync=always&creds=FILE   or user:password@ or nkey=FILE; stream=NAME; with
                                                         TLS: ca=FILE, cert=FILE and key=FILE, tls=required
   etcd://user:password@host,host/prefix                 etcds: with TLS: ca=FILE, cert=FILE and key=FILE
+  kube://NAMESPACE                                      Lease objects, with the pod's service account or the
+                                                        kubeconfig's current context; ?server=URL of a proxy
 
 Environment:
 
@@ -283,7 +285,7 @@ func (o *output) exit(name string, err error) int {
 	return 1
 }
 
-var packageName = regexp.MustCompile(`^(nats|etcd)?tenure: `)
+var packageName = regexp.MustCompile(`^(nats|etcd|kube)?tenure: `)
 
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
@@ -293,7 +295,7 @@ type concealer struct{ w io.Writer }
 
 // There is no telling where a URL or a password ends, so everything up to the next quote
 // is removed.
-var secrets = regexp.MustCompile(`(?i)((?:postgres(?:ql)?|nats|tls|etcds?)://|password\s*=\s*)[^\s"` + "`" + `](?:\\.|[^\n"` + "`" + `\\])*`)
+var secrets = regexp.MustCompile(`(?i)((?:postgres(?:ql)?|nats|tls|etcds?|kube)://|password\s*=\s*)[^\s"` + "`" + `](?:\\.|[^\n"` + "`" + `\\])*`)
 
 // Write also replaces control characters: an error may quote what others have written to
 // the store.

@@ -89,7 +89,7 @@ func (o *options) flagSet(c command) *flag.FlagSet {
 
 // define defines the flags of all commands.
 func (o *options) define(flags *flag.FlagSet) {
-	flags.StringVar(&o.store.flag, "store", "", "`PATH` of a SQLite file, for the processes of one host, or a postgres://, nats:// or\netcd:// URL; put a URL with a password into $"+storeEnv+" instead")
+	flags.StringVar(&o.store.flag, "store", "", "`PATH` of a SQLite file, for the processes of one host, or a postgres://, nats://,\netcd:// or kube:// URL; put a URL with a password into $"+storeEnv+" instead")
 	flags.StringVar(&o.store.table, "table", "", "`NAME` of the table of objects, on Postgres and SQLite; all replicas must give the same\n(default objects)")
 	flags.StringVar(&o.store.schema, "schema", "", "`NAME` of the table's schema, on Postgres (default the first schema of the\nsearch_path that has the table)")
 	flags.BoolVar(&o.store.lossless, "lossless", false, "no failover of this Postgres loses what it had acknowledged, so a lease that is free is\ntaken at once after one; all replicas must give the same")

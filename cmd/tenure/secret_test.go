@@ -54,7 +54,7 @@ func TestAnErrorNamesAnArgumentThatIsNoURL(t *testing.T) {
 
 // No error of tenure's own has a URL; this one is of a library that quotes what it was given.
 func TestAURLInAnErrorIsHidden(t *testing.T) {
-	for _, scheme := range []string{"postgres", "postgresql", "nats", "tls", "etcd", "etcds"} {
+	for _, scheme := range []string{"postgres", "postgresql", "nats", "tls", "etcd", "etcds", "kube"} {
 		var out bytes.Buffer
 		fmt.Fprintf(concealer{&out}, "dial %q: refused", scheme+"://app:s3cret@h/db")
 		if want := fmt.Sprintf("dial %q: refused", scheme+"://(not shown)"); out.String() != want {

@@ -24,6 +24,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/etcdtenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/kubetenure"
 	"github.com/tenurelib/tenure/natstenure"
 )
 
@@ -35,7 +36,7 @@ var statusCommand = command{
 Status shows what the store knows about a lease: who holds it, since when, and when it was
 last renewed. A lease that is not renewed expires, and then any replica may take it.
 The store does not record the term's token itself, but an upper bound.
-NATS and etcd have no clock: there, how long ago a renewal was is by the clocks of its
+NATS, etcd and Kubernetes have no clock: there, how long ago a renewal was is by the clocks of its
 host and of this one. Replicas don't go by that. Etcd does not know of leases that were
 released.
 
@@ -133,8 +134,8 @@ func (s *storeFlag) freeOrUnused(ctx context.Context, store database, key tenure
 		if errors.As(err, new(*pgconn.PgError)) {
 			known, err = true, nil // leases do without tombstones, or without the right to read them, so it is unknown
 		}
-	case *etcdtenure.Store:
-		known = true // etcd has no tombstones, so it is unknown
+	case *etcdtenure.Store, *kubetenure.Store:
+		known = true // they have no tombstones, so it is unknown
 	case *natstenure.Store:
 		known, err = store.EverExisted(ctx, key) // which a user who may only read can tell
 	case *tenure.SQLiteStore:

@@ -61,6 +61,7 @@ var schemes = []scheme{
 	{names: []string{"postgres", "postgresql"}, open: openPostgres},
 	{names: []string{"nats", "tls"}, open: openNATS, another: "add ?stream=NAME to the URL"},
 	{names: []string{"etcd", "etcds"}, open: openEtcd, another: "add /PREFIX to the URL"},
+	{names: []string{"kube"}, open: openKube, another: "use another namespace"},
 }
 
 // schemeOf returns the scheme of a URL, nil for a path.
@@ -76,7 +77,7 @@ func schemeOf(name string) *scheme {
 
 // looksLikeURL matches a mistyped URL. If tenure took it for a path, each host would have its own
 // file, and all of them would run the program.
-var looksLikeURL = regexp.MustCompile(`(?i)^(postgres|postgresql|nats|tls|etcd|etcds):|^[a-z][a-z0-9+.-]*://`)
+var looksLikeURL = regexp.MustCompile(`(?i)^(postgres|postgresql|nats|tls|etcd|etcds|kube):|^[a-z][a-z0-9+.-]*://`)
 
 // isSQL reports whether a store has tables.
 func isSQL(name string) bool {
@@ -106,7 +107,7 @@ func (s *storeFlag) name() (string, error) {
 	case scheme != nil:
 		return name, nil
 	case looksLikeURL.MatchString(name) && !strings.HasPrefix(name, "sqlite:"):
-		return "", usageError("no store: the URL is neither a postgres:, nats: or etcd: URL, with // after it, nor the path of a SQLite file")
+		return "", usageError("no store: the URL is neither a postgres:, nats:, etcd: or kube: URL, with // after it, nor the path of a SQLite file")
 	}
 	path, err := storeurl.Path(name)
 	if err != nil {

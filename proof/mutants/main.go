@@ -84,6 +84,7 @@ var suites = []*suite{
 	{dir: "shards"},
 	{dir: "natstenure"},
 	{dir: "etcdtenure"},
+	{dir: "kubetenure"},
 }
 
 // own maps a suite to the files whose mutants are its own: besides the test that has killed
@@ -93,6 +94,7 @@ var own = map[string][]string{
 	"schedule":         {"schedule/"},
 	"natstenure":       {"natstenure/"},
 	"etcdtenure":       {"etcdtenure/"},
+	"kubetenure":       {"kubetenure/"},
 	"claims/queuehttp": {"claims/queuehttp/"},
 	"route":            {"route/"},
 	"claims": {"claims/", "internal/pgobjects/claim", "internal/sqliteobjects/claim",

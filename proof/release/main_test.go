@@ -83,7 +83,7 @@ func main() {
 	})
 	// The checksums that were written before the version was published are the right ones.
 	t.Run("a checkout of the tag", func(t *testing.T) {
-		for _, m := range []string{"oteltenure", "natstenure", "etcdtenure", "cmd/tenure"} {
+		for _, m := range []string{"oteltenure", "natstenure", "etcdtenure", "kubetenure", "cmd/tenure"} {
 			sh(t, repo, nil, "git", "checkout", "--quiet", m+"/v0.1.0")
 			sh(t, filepath.Join(repo, m), env, "go", "build", "-mod=readonly", "./...")
 		}
@@ -107,7 +107,7 @@ func TestAReleaseLeavesTheCheckoutAndTheRemoteAlone(t *testing.T) {
 	if refs := sh(t, remote, nil, "git", "for-each-ref"); refs != "" {
 		t.Errorf("pushed: %s", refs)
 	}
-	want := "release-v0.1.0\ncmd/tenure/v0.1.0\netcdtenure/v0.1.0\nnatstenure/v0.1.0\noteltenure/v0.1.0\nv0.1.0\n"
+	want := "release-v0.1.0\ncmd/tenure/v0.1.0\netcdtenure/v0.1.0\nkubetenure/v0.1.0\nnatstenure/v0.1.0\noteltenure/v0.1.0\nv0.1.0\n"
 	if refs := sh(t, repo, nil, "git", "for-each-ref", "--format=%(refname:short)", "--contains=release-v0.1.0"); refs != want {
 		t.Errorf("got the branch and tags %s, want %s", refs, want)
 	}

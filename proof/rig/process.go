@@ -83,7 +83,7 @@ func (s *Server) Start(ctx context.Context) error {
 
 // AwaitReady returns when the server serves requests.
 func (s *Server) AwaitReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
 	defer cancel()
 	for {
 		once, done := context.WithTimeout(ctx, time.Second)

@@ -94,10 +94,15 @@ func (p *Proxy) Set(w Weather) {
 
 // Redirect makes the proxy pass new connections on to another server, and breaks the existing ones.
 func (p *Proxy) Redirect(server string) {
+	p.Divert(server)
+	p.Cut()
+}
+
+// Divert makes the proxy pass new connections on to another server.
+func (p *Proxy) Divert(server string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.target = server
-	p.breakAll()
 }
 
 // Cut breaks the existing connections.

@@ -101,8 +101,8 @@ func NewEtcd(ctx context.Context, dir string, args ...string) (*Etcd, error) {
 }
 
 // Restore replaces the data of a stopped server with a snapshot. The token names the cluster: with
-// another token the server belongs to another cluster.
-func (e *Etcd) Restore(ctx context.Context, snapshot, token string) error {
+// another token the server belongs to another cluster. Further arguments are for etcdutl.
+func (e *Etcd) Restore(ctx context.Context, snapshot, token string, args ...string) error {
 	program, err := Program(ctx, "go.etcd.io/etcd/etcdutl/v3")
 	if err != nil {
 		return err
@@ -110,8 +110,9 @@ func (e *Etcd) Restore(ctx context.Context, snapshot, token string) error {
 	if err := os.RemoveAll(e.Data); err != nil {
 		return err
 	}
-	out, err := exec.CommandContext(ctx, program, "snapshot", "restore", snapshot, "--data-dir", e.Data, "--name", member,
-		"--initial-cluster", member+"="+e.Peer, "--initial-advertise-peer-urls", e.Peer, "--initial-cluster-token", token).CombinedOutput()
+	args = append([]string{"snapshot", "restore", snapshot, "--data-dir", e.Data, "--name", member,
+		"--initial-cluster", member + "=" + e.Peer, "--initial-advertise-peer-urls", e.Peer, "--initial-cluster-token", token}, args...)
+	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("restore: %w: %s", err, out)
 	}

@@ -1,0 +1,267 @@
+package kubetenure
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"regexp"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/tenurelib/tenure"
+)
+
+// lease is a Lease of the API, as far as the store reads and writes it. What others have put into
+// its metadata is sent back as it was. The managedFields are left out, which keeps them.
+type lease struct {
+	APIVersion string    `json:"apiVersion"`
+	Kind       string    `json:"kind"`
+	Metadata   metadata  `json:"metadata"`
+	Spec       leaseSpec `json:"spec"`
+}
+
+type metadata struct {
+	Name            string            `json:"name"`
+	Namespace       string            `json:"namespace,omitempty"`
+	GenerateName    string            `json:"generateName,omitempty"`
+	UID             string            `json:"uid,omitempty"`
+	ResourceVersion string            `json:"resourceVersion,omitempty"`
+	Labels          map[string]string `json:"labels,omitempty"`
+	Annotations     map[string]string `json:"annotations,omitempty"`
+	OwnerReferences json.RawMessage   `json:"ownerReferences,omitempty"`
+	Finalizers      json.RawMessage   `json:"finalizers,omitempty"`
+}
+
+type leaseSpec struct {
+	HolderIdentity       string `json:"holderIdentity"`
+	LeaseDurationSeconds int32  `json:"leaseDurationSeconds,omitempty"`
+	AcquireTime          string `json:"acquireTime,omitempty"`
+	RenewTime            string `json:"renewTime,omitempty"`
+	LeaseTransitions     int32  `json:"leaseTransitions"`
+	Strategy             string `json:"strategy,omitempty"`
+}
+
+const (
+	apiVersion = "coordination.k8s.io/v1"
+	kind       = "Lease"
+
+	// The names of the store's own label and annotations.
+	prefix    = "tenurelib.dev/"
+	ofType    = prefix + "type"    // a label: 32 hex digits of the SHA-256 of the key's type
+	ofObject  = prefix + "object"  // the object without its payload, as JSON
+	ofPayload = prefix + "payload" // the payload as it is, or as base64 if it is not UTF-8
+	ofAbove   = prefix + "above"   // what versions are counted from; written by hand, after a restore
+	microTime = "2006-01-02T15:04:05.000000Z07:00"
+)
+
+// object is the content of an annotation.
+type object struct {
+	Type    string            `json:"type"`
+	ID      string            `json:"id"`
+	Labels  map[string]string `json:"labels,omitempty"`
+	Created int64             `json:"created_us"` // by the writers' clocks, like Updated
+	Updated int64             `json:"updated_us"`
+	Deleted bool              `json:"deleted,omitempty"` // there is no object, but there was
+	Base64  bool              `json:"base64,omitempty"`
+	Write   string            `json:"write"` // another one for each write: one that changes nothing is not executed
+	Of      string            `json:"of"`    // the spec with which the object was written
+}
+
+// identity is what another program changes in the spec when it takes the Lease. It keeps the
+// annotations, which count only as long as the identity is theirs.
+func (s leaseSpec) identity() string {
+	return fmt.Sprintf("%d %s %s", s.LeaseTransitions, s.AcquireTime, s.HolderIdentity)
+}
+
+// record is what the store needs to know of a lease's payload.
+type record struct {
+	Holder       string `json:"holder"`
+	AcquiredAtMS int64  `json:"acquired_at_ms"`
+	Term         string `json:"term,omitempty"`
+	TTLMS        int64  `json:"ttl_ms,omitempty"`
+	Offered      bool   `json:"offered,omitempty"`
+}
+
+// specFor returns the spec with which a payload is written. The holder's name and the term are
+// an identity that no other program can have.
+//
+// The duration is the TTL and a second more, because client-go takes over when it has seen no
+// change for it, and compares times in whole seconds: it does not see the later of two renewals
+// in one second.
+func specFor(payload []byte, before leaseSpec, now time.Time) leaseSpec {
+	s := leaseSpec{LeaseTransitions: before.LeaseTransitions}
+	if had, err := time.Parse(time.RFC3339Nano, before.RenewTime); err == nil && !now.After(had) {
+		now = had.Add(time.Microsecond)
+	}
+	s.RenewTime = now.UTC().Format(microTime)
+	var r record
+	if json.Unmarshal(payload, &r) != nil || r.Term == "" || r.TTLMS <= 0 || r.TTLMS/1000 > math.MaxInt32-2 { // not a lease's
+		return s
+	}
+	ttl := time.Duration(r.TTLMS)*time.Millisecond + time.Second
+	s.LeaseDurationSeconds = int32((ttl + time.Second - 1) / time.Second)
+	s.AcquireTime = time.UnixMilli(r.AcquiredAtMS).UTC().Format(microTime)
+	if r.Holder != "" || !r.Offered { // an offer to any replica is one to any program
+		s.HolderIdentity = r.Holder + "_" + r.Term
+	}
+	if s.HolderIdentity != "" && s.HolderIdentity != before.HolderIdentity {
+		s.LeaseTransitions = (s.LeaseTransitions + 1) & math.MaxInt32
+	}
+	return s
+}
+
+// released returns the spec of a Lease that nobody holds, as client-go writes it.
+func released(before leaseSpec, now time.Time) leaseSpec {
+	s := specFor(nil, before, now)
+	s.LeaseDurationSeconds, s.AcquireTime = 1, s.RenewTime
+	return s
+}
+
+// state is what the store knows of a Lease. It is not modified. In the zero state there is none.
+type state struct {
+	lease          // without the payload
+	object         // zero in a record of another program
+	above   int64  // the annotation
+	at      int64  // the version of the last write; 0: there is no Lease
+	payload []byte // not kept in what the store remembers
+}
+
+// version returns the version of the object, 0 if there is none: the Lease may remain after a
+// release, and another program leaves no holder in it.
+func (s *state) version() int64 {
+	if s.Deleted || s.object.Type == "" && s.Spec.HolderIdentity == "" {
+		return 0
+	}
+	return s.at
+}
+
+func (s *state) tenureObject(key tenure.Key) tenure.Object {
+	return tenure.Object{
+		Key: key, Labels: maps.Clone(s.object.Labels), Payload: bytes.Clone(s.payload), Version: s.at,
+		CreatedAt: stamp(s.Created), UpdatedAt: stamp(s.Updated),
+	}
+}
+
+func stamp(us int64) time.Time {
+	if us == 0 {
+		return time.Time{}
+	}
+	return time.UnixMicro(us).UTC()
+}
+
+// decode reads a Lease. A record that another program has written, even over the store's, has that
+// program's holder and duration, and no term. Nobody can ask such a holder to release it.
+func decode(key tenure.Key, l lease) (*state, error) {
+	s := &state{lease: l}
+	var err error
+	if l.Kind != kind && l.Kind != "" || l.Metadata.Name == "" { // the items of a list have no kind
+		return nil, fmt.Errorf("%w: the answer has no Lease: the URL is not that of a Kubernetes API", tenure.ErrSetup)
+	}
+	if s.at, err = strconv.ParseInt(l.Metadata.ResourceVersion, 10, 64); err != nil || s.at <= 0 {
+		return nil, fmt.Errorf("%w: the resourceVersion %q of Lease %s is not a number of 63 bits", tenure.ErrSetup, l.Metadata.ResourceVersion, l.Metadata.Name)
+	}
+	if text := l.Metadata.Annotations[ofAbove]; text != "" {
+		if s.above, err = strconv.ParseInt(text, 10, 64); err != nil || s.above < 0 || s.above > math.MaxInt64-s.at {
+			return nil, fmt.Errorf("%w: the annotation %s of Lease %s is %q, and must be a number that leaves room for versions", tenure.ErrSetup, ofAbove, l.Metadata.Name, text)
+		}
+	}
+	s.at += s.above
+	if l.Spec.Strategy != "" {
+		return nil, fmt.Errorf("%w: the API server elects the holder of Lease %s, by strategy %s: use another Lease", tenure.ErrSetup, l.Metadata.Name, l.Spec.Strategy)
+	}
+	ours := json.Unmarshal([]byte(l.Metadata.Annotations[ofObject]), &s.object) == nil && s.object.Type != ""
+	if ours && (tenure.Key{Type: s.object.Type, ID: s.object.ID}) != key {
+		return nil, fmt.Errorf("%w: Lease %s is that of %s/%s", tenure.ErrTaken, l.Metadata.Name, s.object.Type, s.object.ID)
+	}
+	text := l.Metadata.Annotations[ofPayload]
+	s.payload = []byte(text)
+	if ours && s.Base64 {
+		s.payload, err = base64.StdEncoding.DecodeString(text)
+	}
+	if ours = ours && s.Of == l.Spec.identity() && err == nil; ours {
+		return s, nil
+	}
+	r := record{Holder: l.Spec.HolderIdentity, TTLMS: int64(l.Spec.LeaseDurationSeconds) * 1000}
+	acquired, _ := time.Parse(time.RFC3339Nano, l.Spec.AcquireTime)
+	renewed, _ := time.Parse(time.RFC3339Nano, l.Spec.RenewTime)
+	s.object = object{}
+	if !acquired.IsZero() {
+		r.AcquiredAtMS, s.Created = acquired.UnixMilli(), acquired.UnixMicro()
+	}
+	if !renewed.IsZero() {
+		s.Updated = renewed.UnixMicro()
+	}
+	s.payload, _ = json.Marshal(r) // it has only text and numbers
+	return s, nil
+}
+
+// encode returns the Lease that follows a state, with an object whose Of and Base64 are still
+// missing, and which is nil after a deletion.
+func (s *state) encode(name, namespace string, o object, payload []byte, spec leaseSpec) lease {
+	l := lease{APIVersion: apiVersion, Kind: kind, Metadata: s.Metadata, Spec: spec}
+	l.Metadata.Name, l.Metadata.Namespace = name, namespace
+	l.Metadata.Labels, l.Metadata.Annotations = cloned(s.Metadata.Labels), cloned(s.Metadata.Annotations)
+	l.Metadata.Labels[ofType] = hashOf(o.Type)
+	text := string(payload)
+	if o.Base64 = !utf8.Valid(payload); o.Base64 {
+		text = base64.StdEncoding.EncodeToString(payload)
+	}
+	o.Of = spec.identity()
+	meta, err := json.Marshal(o)
+	if err != nil {
+		panic(err) // it has only text and numbers
+	}
+	l.Metadata.Annotations[ofObject], l.Metadata.Annotations[ofPayload] = string(meta), text
+	if o.Deleted {
+		delete(l.Metadata.Annotations, ofPayload)
+	}
+	return l
+}
+
+// withoutPayload returns the state as the store remembers it: the next write has its own payload.
+func (s *state) withoutPayload() *state {
+	without := *s
+	without.payload = nil
+	without.Metadata.Annotations = cloned(s.Metadata.Annotations)
+	delete(without.Metadata.Annotations, ofPayload)
+	return &without
+}
+
+func cloned(m map[string]string) map[string]string {
+	if m == nil {
+		return make(map[string]string)
+	}
+	return maps.Clone(m)
+}
+
+var label = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+// nameOf returns the name of the Lease for a key, unless the config has another.
+func nameOf(key tenure.Key) string {
+	if label.MatchString(key.ID) && label.MatchString(key.Type) {
+		return key.ID + "." + key.Type
+	}
+	text, _ := key.MarshalText() // it has no error
+	return "tenure-" + hashOf(string(text))
+}
+
+// hashOf returns 32 hex digits.
+func hashOf(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:16])
+}
+
+// keyIn returns the key that a Lease names, even if another program has taken it since.
+func (l lease) keyIn() (tenure.Key, bool) {
+	var o object
+	err := json.Unmarshal([]byte(l.Metadata.Annotations[ofObject]), &o)
+	key := tenure.Key{Type: o.Type, ID: o.ID}
+	return key, cmp.Or(err, key.Validate()) == nil
+}
