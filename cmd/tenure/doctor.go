@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -14,15 +15,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
 const (
-	doctorTimeout = 15 * time.Second // of the whole examination
-	openTimeout   = 4 * time.Second  // of a step of it that can be slow
+	doctorTimeout = 9 * time.Second // of the examination; a store that hangs takes 5 s more to close
+	openTimeout   = 4 * time.Second // of a step of it that can be slow
 )
 
 // The exit statuses of tenure doctor for a store that has answered.
@@ -207,7 +206,7 @@ func (d *diagnosis) use(ctx context.Context, s *storeFlag, look time.Duration) e
 		}
 	}()
 	d.Server = cmp.Or(d.Server, s.describe(store))
-	key := tenure.Key{Type: "tenure.doctor", ID: uuid.NewString()}
+	key := tenure.Key{Type: "tenure.doctor", ID: rand.Text()}
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Logger: slog.New(log)})
 	if err != nil {
 		return err

@@ -3,15 +3,14 @@
 package main
 
 import (
-	"context"
 	"database/sql"
 	"encoding/json"
+	neturl "net/url"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/proof/rig"
 )
 
 // diagnose returns what doctor says about a store, and its exit status.
@@ -251,24 +251,29 @@ func TestDoctorFindsEachPlantedFault(t *testing.T) {
 	}
 }
 
-// A server that takes a connection and never answers costs no more than the time that doctor promises.
+// A server that hangs, from the beginning or later, costs no more than the time that doctor promises.
 func TestDoctorEndsInTime(t *testing.T) {
 	t.Parallel()
-	s := kit.StartPostgres(t)
-	url := ready(t, s.URL())
-	pid, err := s.PID()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil { // which accepts no more connections
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { syscall.Kill(pid, syscall.SIGCONT) })
-	ctx, cancel := context.WithTimeout(t.Context(), doctorTimeout)
-	defer cancel()
-	d, err := (&storeFlag{flag: url}).examine(ctx, &options{replicas: 1, look: time.Second})
-	if err != nil || d.Fit || ctx.Err() != nil || d.Findings[0].Check != "connect" {
-		t.Errorf("%+v, %v, %v", d, err, ctx.Err())
+	url := ready(t, kit.StartPostgres(t).URL())
+	server := kit.Must(neturl.Parse(url))
+	for name, when := range map[string]time.Duration{"connect": 0, "store": 2 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			proxy := kit.Must(rig.NewProxy(server.Host, nil))
+			t.Cleanup(func() { proxy.Close() })
+			through := *server
+			through.Host = proxy.Addr()
+			hang := time.AfterFunc(when, func() { proxy.Set(rig.Weather{HangRequests: true, HangAnswers: true}) })
+			defer hang.Stop()
+			began := time.Now()
+			d, status := diagnose(t, through.String(), "-look", "6s")
+			if took := time.Since(began); took > 20*time.Second { // 15 s, and what a busy machine adds
+				t.Errorf("it took %v", took)
+			}
+			if status != exitUnfit || !slices.ContainsFunc(d.Findings, func(f finding) bool { return f.Level == levelFault && (f.Check == "connect" || f.Check == name) }) {
+				t.Errorf("exit status %d, %+v", status, d)
+			}
+		})
 	}
 }
 
