@@ -89,9 +89,15 @@ func (o *outgoing) send(ctx context.Context, w http.ResponseWriter, to *owner) (
 		return true
 	}
 	defer o.rt.end(a)
+	idempotent := o.idempotent()
 	o.rt.proxy.ServeHTTP(w, o.request().WithContext(httptrace.WithClientTrace(context.WithValue(sending, attemptKey{}, a), &httptrace.ClientTrace{
-		// A transport repeats by itself what its receiver says was not processed, and gets another connection first.
-		GetConn:      func(string) { a.progress.Store(connecting) },
+		// A transport repeats by itself what its receiver says was not processed, and gets another connection first. It
+		// also repeats what is idempotent, which may have run by then.
+		GetConn: func(string) {
+			if !idempotent || a.progress.Load() == 0 {
+				a.progress.Store(connecting)
+			}
+		},
 		WroteHeaders: func() { a.progress.Store(wroteHeaders) },
 	})))
 	switch {
@@ -118,7 +124,7 @@ func (o *outgoing) send(ctx context.Context, w http.ResponseWriter, to *owner) (
 		return false
 	case errors.Is(a.err, errRefused):
 		o.fail(w, false, errNoReplay.Error())
-	case o.idempotent() && replays && ctx.Err() == nil && !o.mayHaveRun: // once: it may be what has ended its owner
+	case idempotent && replays && ctx.Err() == nil && !o.mayHaveRun: // once: it may be what has ended its owner
 		o.mayHaveRun = true
 		return false
 	default:

@@ -200,6 +200,24 @@ func TestARequestIsUnsentOnlyIfItsTransportSaysSo(t *testing.T) {
 	}
 }
 
+// lonely is a transport whose first connection breaks under a request, and which gets no other.
+type lonely struct{ hooks string }
+
+func (tr *lonely) RoundTrip(r *http.Request) (*http.Response, error) {
+	_, err := (&told{hooks: tr.hooks}).RoundTrip(r)
+	tr.hooks = "C"
+	return nil, err
+}
+
+func TestWhatItsTransportRepeatsIsNotRefused(t *testing.T) {
+	for hooks, want := range map[string]string{"CWC": "502 unknown", "CC": "503 refused"} {
+		path := newFile(t)
+		ownedBy(t, path, "10.0.0.1:1", "x")
+		front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{Transport: &lonely{hooks}, MaxWait: 300 * time.Millisecond}, claims.SessionConfig{}, nil)
+		require.Contains(t, ask(front.addr, "GET", "/x", "1", nil).String(), want, hooks)
+	}
+}
+
 func TestABodyIsSentAgainUpToItsLimitAndOtherwiseRefused(t *testing.T) {
 	path, refusals := newFile(t), atomic.Int32{}
 	var got bytes.Buffer

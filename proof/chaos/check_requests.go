@@ -94,15 +94,21 @@ func (r *result) checkOrder(p *phase, sent []request) {
 	}
 }
 
-// checkNumbers looks for owners that have not seen what others had committed.
+// checkNumbers looks for owners that have not seen what others had committed. Writes of one owner that have failed may land
+// after later ones.
 func (r *result) checkNumbers(ledger []entry) {
-	last := map[string]entry{}
+	greatest, before := map[string]entry{}, map[string]entry{} // of all owners, and of all but the last
 	for _, e := range ledger {
 		if tenant := e.term[strings.LastIndex(e.term, ".")+1:]; e.kind == ledgerClaimFenced && strings.HasPrefix(tenant, actor+"t") {
-			if before := last[tenant]; e.note <= before.note {
-				r.violate("a number of %s does not rise:\n%s", tenant, lines([]entry{before, e}))
+			if e.term != greatest[tenant].term {
+				before[tenant] = greatest[tenant]
 			}
-			last[tenant] = e
+			if last := before[tenant].note; last != "" && e.note[:9] <= last[:9] {
+				r.violate("a number of %s does not rise:\n%s", tenant, lines([]entry{before[tenant], e}))
+			}
+			if e.term != greatest[tenant].term || e.note > greatest[tenant].note {
+				greatest[tenant] = e
+			}
 		}
 	}
 }

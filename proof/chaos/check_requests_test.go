@@ -12,7 +12,9 @@ func TestABrokenPromiseOfARequestIsFound(t *testing.T) {
 	}
 	again := ask("a", answered, 1, 2, 0, 1)
 	again.idempotent = true
-	fence := func(note string) entry { return entry{kind: ledgerClaimFenced, term: "s.1." + tenant(1), note: note} }
+	fence := func(session, note string) entry {
+		return entry{kind: ledgerClaimFenced, term: session + ".1." + tenant(1), note: note}
+	}
 	for name, test := range map[string]struct {
 		asked  []request
 		runs   map[string][]int64
@@ -49,9 +51,10 @@ func TestABrokenPromiseOfARequestIsFound(t *testing.T) {
 			runs: map[string][]int64{"a": {1}, "b": {1}}, want: 1},
 		"a number twice": {asked: []request{ask("a", answered, 1, 4, 0, 1), ask("b", answered, 1, 4, 3, 4)},
 			runs: map[string][]int64{"a": {1}, "b": {1}}, want: 1},
-		"numbers rise":                {ledger: []entry{fence("000000009 a"), fence("000000010 b")}},
-		"a number is committed twice": {ledger: []entry{fence("000000009 a"), fence("000000009 a")}, want: 1},
-		"a number goes back":          {ledger: []entry{fence("000000010 b"), fence("000000009 c")}, want: 1},
+		"numbers rise":                   {ledger: []entry{fence("s", "000000009 a"), fence("t", "000000010 b")}},
+		"a number is committed twice":    {ledger: []entry{fence("s", "000000009 a"), fence("t", "000000009 a")}, want: 1},
+		"a late write of the same owner": {ledger: []entry{fence("s", "000000010 b"), fence("s", "000000009 a"), fence("t", "000000011 c")}},
+		"a number goes back":             {ledger: []entry{fence("s", "000000009 a"), fence("s", "000000010 b"), fence("t", "000000010 c")}, want: 1},
 	} {
 		rec := &record{runs: test.runs, faults: []*fault{&test.fault}, pauses: test.pauses}
 		r := &result{}
