@@ -51,6 +51,49 @@ func (l *Lease) release(ctx context.Context, term *Term, offerFor time.Duration)
 	return fmt.Errorf("tenure: release %s: another write came first, three times: %w", l.cfg.Key, ErrConflict)
 }
 
+// ReleaseDead releases the lease if its record was written by a process of the witness with this name: see package
+// witness. Call it only when all processes of that witness are dead. It may come late, and may be repeated: it never
+// releases the term of a process with another witness, or without one.
+//
+// It reports whether it has released the lease. It has not if the record names another witness or none, or is gone.
+// [ErrHeld] means that it leaves a term of that witness to expire: one that began less than older ago, so that a job that
+// crashes its process doesn't do so on one replica after the other; one that another process has resumed; or one in a
+// database whose failover has not settled. After any other error the record may stand; call it again.
+func (l *Lease) ReleaseDead(ctx context.Context, witness string, older time.Duration) (released bool, err error) {
+	if witness == "" {
+		return false, fmt.Errorf("tenure: release dead %s: %w: the witness has no name", l.cfg.Key, ErrInvalid)
+	}
+	for range 3 { // a renewal that was on its way may come first
+		r, err := l.look(ctx, caller{})
+		h := &r.holding
+		switch {
+		case errors.Is(err, ErrNotFound) || err == nil && (h.isOffer() || h.witness != witness):
+			return false, nil
+		case err != nil:
+			return false, err
+		case r.settlesIn(l) > 0:
+			return false, l.held(r)
+		case h.resumed:
+			return false, fmt.Errorf("tenure: release dead %s: %w: the term was resumed by another process", l.cfg.Key, ErrHeld)
+		}
+		// The process ran on this kernel, by whose clock the record says when the term began.
+		if age := clock.From(ctx)().Wall.Sub(h.AcquiredAt); older > 0 && age < older {
+			return false, fmt.Errorf("tenure: release dead %s: %w: the term of %s was only %v old", l.cfg.Key, ErrHeld, h.Holder, age.Round(time.Millisecond))
+		}
+		dead := &Term{
+			key: l.cfg.Key, id: h.Term, holder: h.Holder, payload: r.Payload, version: r.Version, on: r.on, vouched: r.stored.Mark(),
+			resumed: &Object{Name: r.Name},
+		}
+		if before := h.unconfirmed; before != nil {
+			dead.predecessors.Store(&before)
+		}
+		if err := l.vacate(ctx, dead, 0); !errors.Is(err, ErrConflict) && !errors.Is(err, ErrNotFound) {
+			return err == nil, err
+		}
+	}
+	return false, fmt.Errorf("tenure: release dead %s: another write came first, three times: %w", l.cfg.Key, ErrConflict)
+}
+
 // vacate deletes a term's record, or replaces it with an offer, and wakes the standbys.
 func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) error {
 	on := term.lookedAt()
@@ -69,6 +112,9 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 		return l.remove(ctx, term.currentVersion(), on)
 	}
 	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Payload: offer.Encode()}
+	if term.resumed != nil {
+		obj.Name = term.resumed.Name
+	}
 	if predecessors := term.unconfirmed(); predecessors != nil {
 		obj.Labels = record.WithUnconfirmed(nil, offer.Term, recorded(predecessors))
 	}

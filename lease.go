@@ -16,6 +16,7 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/record"
 	"github.com/tenurelib/tenure/internal/sighting"
+	"github.com/tenurelib/tenure/internal/witnessed"
 )
 
 // Lease is the right to do one job, as one replica sees it. It acquires, steals, renews
@@ -205,11 +206,16 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 	}
 	ctx, cancel := by.write(ctx)
 	defer cancel()
+	witness, err := witnessed.Tell(ctx, l.cfg.Key.Type, l.cfg.Key.ID) // before the write: if it lands, the witness knows where to look
+	if err != nil {
+		l.cfg.Logger.Warn(logLine(l.cfg.Key, "no witness; if this process dies, its leases have to expire"),
+			append(logAttrs(l.cfg.Key, l.cfg.Holder), "error", err)...)
+	}
 	now := clock.From(ctx)
 	attempt := now()
 	id := uuid.NewString()
 	term := &Term{
-		key: l.cfg.Key, id: id, holder: l.cfg.Holder, acquiredAt: attempt.Mono,
+		key: l.cfg.Key, id: id, holder: l.cfg.Holder, acquiredAt: attempt.Mono, witnessed: witness != "",
 		trusted: l.cfg.TTL - l.cfg.Margin,
 		clock:   now,
 		inDoubt: 1, // the write that begins it
@@ -219,6 +225,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 			AcquiredAtMS: attempt.Wall.UnixMilli(),
 			Term:         id,
 			TTLMS:        (l.cfg.TTL + time.Millisecond - 1).Milliseconds(), // never less than we trust
+			Witness:      witness,
 		}.Encode(),
 	}
 	if len(predecessors) > 0 {

@@ -47,7 +47,7 @@ func TestLinksInTheDocumentsLeadSomewhere(t *testing.T) {
 // What a reader copies must compile. So each block of Go is also in a file that does,
 // and one that begins with its package clause is the whole of the file.
 func TestGoInTheDocumentsIsCompiledCode(t *testing.T) {
-	files := []string{"example_test.go", "storetest/example_test.go", "storetest/example_job_test.go", "schedule/example_test.go", "claims/example_test.go", "claims/example_queue_test.go", "claims/example_slots_test.go", "claims/example_faults_test.go", "claims/example_outage_test.go", "shards/example_test.go", "route/example_test.go"}
+	files := []string{"example_test.go", "storetest/example_test.go", "storetest/example_job_test.go", "schedule/example_test.go", "claims/example_test.go", "claims/example_queue_test.go", "claims/example_slots_test.go", "claims/example_faults_test.go", "claims/example_outage_test.go", "shards/example_test.go", "route/example_test.go", "witness/example_test.go"}
 	for _, others := range []string{"examples/*/*.go", "*tenure/example_test.go"} { // some are modules of their own
 		programs, err := filepath.Glob(others)
 		require.NoError(t, err)

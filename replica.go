@@ -83,6 +83,7 @@ type Holding struct {
 
 	unconfirmed []Holding // see [Term.unconfirmed]
 	resumed     bool      // a process other than Holder may have continued the term
+	witness     string    // see [Lease.ReleaseDead]
 }
 
 // isOffer reports whether the lease is free because its last holder has offered it to one
@@ -125,7 +126,7 @@ func decodeHolding(obj Object, ownTTL time.Duration) (Holding, error) {
 func newHolding(key Key, r record.Holding) Holding {
 	h := Holding{
 		Key: key, Holder: r.Holder, Term: r.Term, Version: r.Version, TTL: r.TTL,
-		AcquiredAt: r.AcquiredAt, RenewedAt: r.RenewedAt, Age: r.Age, Labels: r.Labels, RunningSince: r.RunningSince,
+		AcquiredAt: r.AcquiredAt, RenewedAt: r.RenewedAt, Age: r.Age, Labels: r.Labels, RunningSince: r.RunningSince, witness: r.Witness,
 	}
 	if r.Offered {
 		h.Holder, h.OfferedTo = "", r.Holder

@@ -41,11 +41,12 @@ type Status struct {
 
 	// All of these are 0 for a standby. All but Token and RenewalLatency are also 0 if there
 	// is no lease to lose: see [Exclusive].
-	Token          int64         `json:"token"` // of the term
-	TrustLeft      time.Duration `json:"-"`     // in the term
-	TrustGiven     time.Duration `json:"-"`     // by each renewal: TTL − Margin
-	RenewDeadline  time.Duration `json:"-"`     // from the last renewal until the job is told to return
-	RenewalLatency time.Duration `json:"-"`     // of the term's last renewal, or of its acquire
+	Token          int64         `json:"token"`               // of the term
+	Witnessed      bool          `json:"witnessed,omitempty"` // see [Term.Witnessed]
+	TrustLeft      time.Duration `json:"-"`                   // in the term
+	TrustGiven     time.Duration `json:"-"`                   // by each renewal: TTL − Margin
+	RenewDeadline  time.Duration `json:"-"`                   // from the last renewal until the job is told to return
+	RenewalLatency time.Duration `json:"-"`                   // of the term's last renewal, or of its acquire
 
 	Terms     int        `json:"terms"`      // that this coordinator has held
 	Stuck     bool       `json:"stuck"`      // the job did not return in time, and still runs
@@ -159,7 +160,7 @@ func (c *Coordinator) status() Status {
 		status.SettlesAt = s.settles
 	}
 	if s.held != nil {
-		status.Token, status.RenewalLatency = s.held.Token(), s.latency
+		status.Token, status.Witnessed, status.RenewalLatency = s.held.Token(), s.held.Witnessed(), s.latency
 		if !s.held.local() {
 			status.TrustLeft, status.TrustGiven, status.RenewDeadline = s.held.Remaining(), s.held.trusted, c.cfg.RenewDeadline
 		}

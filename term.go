@@ -69,6 +69,7 @@ type Term struct {
 	payload    []byte        // of the record, the same bytes for the whole term
 	trusted    time.Duration // TTL − Margin
 	resumed    *Object       // the record of a term that Resume continues; nil: this lease began the term
+	witnessed  bool          // the record names a witness
 
 	stolenFrom   *Holding                  // nil: no replica held the lease
 	predecessors atomic.Pointer[[]Holding] // see unconfirmed
@@ -140,6 +141,10 @@ func (t *Term) Holder() string { return t.must("Holder").holder }
 
 // AcquiredAt returns when the term began, by the clock of the process that began it.
 func (t *Term) AcquiredAt() time.Time { return t.must("AcquiredAt").acquiredAt }
+
+// Witnessed reports whether the lease is released as soon as this process is dead, and not only when
+// its record expires: the process runs under a witness, which knows of the term. See package witness.
+func (t *Term) Witnessed() bool { return t.must("Witnessed").witnessed }
 
 // timeLeft returns for how long the term may still be trusted, by both clocks: 0 or less if it
 // may not. All questions about the trust in a term are answered here.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/witnessed"
 )
 
 // kind owns the state of a session's claims of one kind, and runs their statements. [Keys] and [Worker]
@@ -58,6 +59,8 @@ func newKinds(s *Session, table *ownerTable, queue *Queue, names ...string) (add
 			k.enter(s.term)
 		}
 		added = append(added, k)
+		hint := keyOf(name)
+		witnessed.TellWake(hint.Type, hint.ID) // so that callers in other processes need not wait until the session would have expired
 	}
 	return added, nil
 }

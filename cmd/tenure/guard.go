@@ -14,6 +14,8 @@ import (
 	"runtime"
 	"syscall"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/proctree"
 )
 
 // The guard is a process between tenure and the program, one for each term. It ends the
@@ -102,7 +104,7 @@ func runGuard(cfg guardConfig, args []string, stderr io.Writer) error {
 		log:     newLogger(lines, cfg.log).With("guard", os.Getpid()),
 	}
 	if len(args) > 0 || cfg.killsService() {
-		if err := becomeSubreaper(); err != nil {
+		if err := proctree.BecomeSubreaper(); err != nil {
 			g.log.Warn("processes that leave the program's group will not be found", "error", err)
 		}
 	}

@@ -6,23 +6,20 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"sync"
 	"syscall"
+
+	"github.com/tenurelib/tenure/internal/proctree"
 )
 
 // program is a charge: a process, and all that it starts.
 type program struct {
-	args   []string
-	pid    int           // also its process group
-	exited chan struct{} // closed when the process itself has ended; others may be left
-	left   chan ending
-
-	mu   sync.Mutex // held while a child is collected, and while one is signalled by its number
-	free bool       // the process was collected: its pid may have been reused
+	args []string
+	tree *proctree.Tree
+	left chan ending
 }
 
 func newProgram(args []string) *program {
-	return &program{args: args, exited: make(chan struct{}), left: make(chan ending, 1)}
+	return &program{args: args, tree: proctree.New(true), left: make(chan ending, 1)}
 }
 
 func (p *program) begin() (int, error) {
@@ -30,18 +27,11 @@ func (p *program) begin() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	// os/exec would wait for this child alone, and not for the orphans that this process
-	// adopts as a subreaper.
-	pid, err := syscall.ForkExec(path, p.args, &syscall.ProcAttr{
-		Env:   os.Environ(),
-		Files: []uintptr{0, 1, 2},
-		Sys:   ownGroup(),
-	})
+	pid, err := p.tree.Start(path, p.args, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: ownGroup()})
 	if err != nil {
-		return 0, fmt.Errorf("start %s: %w", path, err)
+		return 0, err
 	}
-	p.pid = pid
-	go func() { p.left <- p.reap() }()
+	go func() { p.left <- endingOf(<-p.tree.Gone()) }()
 	return pid, nil
 }
 
@@ -52,41 +42,14 @@ func endingOf(status syscall.WaitStatus) ending {
 	return ending{Status: status.ExitStatus(), Text: fmt.Sprintf("exit status %d", status.ExitStatus())}
 }
 
-func (p *program) pass(sig syscall.Signal) { p.signal(p.pid, sig) }
+func (p *program) pass(sig syscall.Signal) { p.tree.Signal(sig) }
 
 func (p *program) stop(sig syscall.Signal) {
-	p.signal(-p.pid, sig)
-	p.signal(-p.pid, syscall.SIGCONT) // a stopped process does not get the first signal until it continues
+	p.tree.SignalGroup(sig)
+	p.tree.SignalGroup(syscall.SIGCONT) // a stopped process does not get the first signal until it continues
 }
 
-func (p *program) stopOthers() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, d := range descendants(os.Getpid()) {
-		if d.group != p.pid { // those in the group were signalled with it
-			d.signal(os.Getpid(), syscall.SIGTERM)
-		}
-	}
-}
-
-func (p *program) kill() {
-	p.signal(-p.pid, syscall.SIGKILL)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, d := range descendants(os.Getpid()) {
-		d.signal(os.Getpid(), syscall.SIGKILL)
-	}
-}
-
-// signal sends a signal to the process, or, if number is negative, to its group, unless
-// the pid may have been reused.
-func (p *program) signal(number int, sig syscall.Signal) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.free {
-		syscall.Kill(number, sig)
-	}
-}
-
-func (p *program) ended() <-chan struct{} { return p.exited }
+func (p *program) stopOthers()            { p.tree.SignalOthers(syscall.SIGTERM) } // the group was signalled before
+func (p *program) kill()                  { p.tree.Kill() }
+func (p *program) ended() <-chan struct{} { return p.tree.Exited() }
 func (p *program) gone() <-chan ending    { return p.left }

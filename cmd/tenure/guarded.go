@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/proctree"
 )
 
 // guarded is tenure's side of a guard and its program, for one term.
@@ -195,9 +196,9 @@ func (g *guarded) kill() {
 // patience lasts.
 func killDescendants(of int, patience time.Duration) {
 	began := time.Now()
-	for found := descendants(of); len(found) > 0 && time.Since(began) < patience; found = descendants(of) {
+	for found := proctree.Descendants(of); len(found) > 0 && time.Since(began) < patience; found = proctree.Descendants(of) {
 		for _, d := range found {
-			d.signal(of, syscall.SIGKILL)
+			d.Signal(of, syscall.SIGKILL)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}

@@ -86,8 +86,8 @@ var commands []command
 
 // Initializing commands in its declaration would be an initialization cycle.
 func init() {
-	commands = []command{runCommand, statusCommand, listCommand, ownerCommand, watchCommand, resignCommand, handoverCommand, drainCommand, undrainCommand, migrateCommand,
-		doctorCommand, ddlCommand, unitCommand, completionCommand, manCommand, versionCommand, guardCommand}
+	commands = []command{runCommand, witnessCommand, statusCommand, listCommand, ownerCommand, watchCommand, resignCommand, handoverCommand, drainCommand, undrainCommand, migrateCommand,
+		doctorCommand, ddlCommand, unitCommand, completionCommand, manCommand, versionCommand, guardCommand, adoptedCommand}
 }
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }

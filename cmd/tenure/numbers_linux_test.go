@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/proctree"
 )
 
 // asInit is an environment variable that makes the test binary, as the first process of a
@@ -150,8 +152,8 @@ func (s *stranger) unharmed(t *testing.T) {
 
 // over reports whether a process has ended.
 func over(pid int) bool {
-	p, ok := readProcess(pid)
-	return !ok || p.ended
+	p, ok := proctree.Read(pid)
+	return !ok || p.Ended
 }
 
 func TestAProcessThatReusesThePIDOfAnEndedProgramIsLeftAlone(t *testing.T) {
@@ -191,7 +193,7 @@ func TestAProcessThatReusesThePIDOfAProgramWhoseGuardWasKilledIsLeftAlone(t *tes
 		t.Fatal(err)
 	}
 	eventually(t, soon, "the program is collected", func() bool {
-		_, ok := readProcess(program)
+		_, ok := proctree.Read(program)
 		return !ok
 	})
 	other := newStranger(t, program)
@@ -231,22 +233,22 @@ func strangerOfADescendant(t *testing.T) bool {
 	}
 	defer parent.Wait()
 	defer parent.Process.Kill()
-	var found []process
+	var found []proctree.Process
 	eventually(t, soon, "it has a child", func() bool {
-		found = descendants(parent.Process.Pid)
+		found = proctree.Descendants(parent.Process.Pid)
 		return len(found) == 1
 	})
 	child := found[0]
-	child.signal(os.Getpid(), syscall.SIGTERM) // it descends from this process, too
+	child.Signal(os.Getpid(), syscall.SIGTERM) // it descends from this process, too
 	eventually(t, soon, "it is collected", func() bool {
-		_, ok := readProcess(child.pid)
+		_, ok := proctree.Read(child.PID)
 		return !ok
 	})
-	other := newStranger(t, child.pid)
+	other := newStranger(t, child.PID)
 	if other == nil {
 		return false
 	}
-	child.signal(parent.Process.Pid, syscall.SIGKILL)
+	child.Signal(parent.Process.Pid, syscall.SIGKILL)
 	other.unharmed(t)
 	return true
 }
@@ -303,8 +305,8 @@ func TestAProcessWhoseMainThreadHasEndedIsAlive(t *testing.T) {
 	s.awaitStart(t, 0)
 	program := r.pid(t, "program")
 	eventually(t, soon, "its child's main thread has ended", func() bool {
-		return slices.ContainsFunc(descendants(program), func(p process) bool {
-			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid))
+		return slices.ContainsFunc(proctree.Descendants(program), func(p proctree.Process) bool {
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID))
 			return err == nil && strings.Contains(string(stat), ") Z ")
 		})
 	})

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/witness"
 )
 
 // The values of -on-loss.
@@ -70,6 +71,11 @@ type options struct {
 	stopEvery    time.Duration
 	fenceEvery   time.Duration
 	unfenceEvery time.Duration
+
+	settle         time.Duration
+	young          time.Duration
+	releaseTimeout time.Duration
+	passStore      bool
 }
 
 // storeFlags are the flags of all commands on a store.
@@ -110,6 +116,10 @@ func (o *options) define(flags *flag.FlagSet) {
 	flags.BoolVar(&o.drained, "drained", false, "list the replicas that are drained")
 	flags.IntVar(&o.replicas, "replicas", 3, "`NUMBER` of replicas that are to use the store")
 	durationVar(flags, &o.look, "look", 5*time.Second, "`TIME` to measure for, at most 6s")
+	durationVar(flags, &o.settle, "settle", 0, "`TIME` to wait between the death and the release, for requests that the program had sent")
+	durationVar(flags, &o.young, "young", witness.DefaultYoung, "`TIME` that a term must have lasted when its process dies; a younger one is left to expire,\nso that a job that crashes its process does not crash one replica after the other")
+	durationVar(flags, &o.releaseTimeout, "release-timeout", witness.DefaultReleaseTimeout, "`TIME` after the program's end at which witness exits even if nothing could be\nreleased")
+	flags.BoolVar(&o.passStore, "pass-store", false, "leave TENURE_STORE in the program's environment")
 	durationVar(flags, &o.ask, "ask", 0, "`TIME` between questions for how much trust is left")
 	flags.StringVar(&o.replica, "replica", "", "`NAME` of this replica, as shown to people and used by tenure handover (default\n$TENURE_REPLICA_ID, or the host's name)")
 	flags.BoolVar(&o.unique, "unique-replica", false, "continue at once if tenure was killed and is started again, as soon as the program of the\nearlier run has ended; a second run of a replica on one host waits for the first. Give\neach host a -replica of its own")

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"syscall"
-	"time"
 )
 
 // self returns the path of this program.
@@ -22,9 +21,6 @@ func self() string {
 
 // ownGroup makes a child the leader of its own process group.
 func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
-
-// becomeSubreaper does nothing here.
-func becomeSubreaper() error { return nil }
 
 // holdName and nameScope are not called here: validate refuses -unique-replica.
 func holdName(string) (*os.File, error) { return nil, errors.ErrUnsupported }
@@ -53,39 +49,6 @@ func runGroup(ctx context.Context, cmd *exec.Cmd, tell func(report)) error {
 		return <-ended
 	}
 }
-
-// reap collects the program and waits until nothing is left of its process group. As long
-// as a process of the group is left, the group's number is not reused. Once the group was
-// seen to be gone it is no longer signalled, because the number may have been reused.
-func (p *program) reap() ending {
-	var status syscall.WaitStatus
-	for {
-		if _, err := syscall.Wait4(p.pid, &status, 0, nil); !errors.Is(err, syscall.EINTR) {
-			break
-		}
-	}
-	gone := p.groupGone()
-	close(p.exited)
-	for !gone {
-		time.Sleep(10 * time.Millisecond)
-		gone = p.groupGone()
-	}
-	return endingOf(status)
-}
-
-func (p *program) groupGone() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.free = syscall.Kill(-p.pid, 0) != nil
-	return p.free
-}
-
-type process struct{ group int }
-
-// descendants returns nothing: here only the process group is known.
-func descendants(int) []process { return nil }
-
-func (process) signal(int, syscall.Signal) {}
 
 // knownGroup is a process group whose leader is not a child of this process. Here only
 // its number is known.

@@ -26,6 +26,9 @@ func TestThePayloadAndTheLabelsOfALeaseStayAsTheyAre(t *testing.T) {
 	var got strings.Builder
 	line := func(what, text string) { fmt.Fprintf(&got, "%-25s %s\n", what, text) }
 	line("payload of a term", string(payload.Encode()))
+	byWitness := payload
+	byWitness.Witness = "6f1e0d2c3b4a59687786958493a2b1c0"
+	line("payload under a witness", string(byWitness.Encode()))
 	line("payload of an offer", string(offered.Encode()))
 	line("payload of an offer", string(toAnybody.Encode()))
 	for _, labels := range []map[string]string{

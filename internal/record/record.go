@@ -33,6 +33,7 @@ type Payload struct {
 	Term         string `json:"term"`
 	TTLMS        int64  `json:"ttl_ms"`
 	Offered      bool   `json:"offered,omitempty"`
+	Witness      string `json:"witness,omitempty"` // that can prove that the holder is dead: see [tenure.Lease.ReleaseDead]
 }
 
 // Encode returns the payload's bytes.
@@ -90,6 +91,7 @@ type Holding struct {
 	Age          time.Duration // since the last renewal
 	Labels       map[string]string
 	Offered      bool
+	Witness      string
 
 	Unconfirmed []Holding // earlier holders that may still be working; none once the takeover is confirmed
 }
@@ -120,7 +122,7 @@ func Read(o Object, ownTTL time.Duration) (Holding, error) {
 	if err := json.Unmarshal(o.Payload, &p); err != nil {
 		return h, err
 	}
-	h.Offered = p.Offered
+	h.Offered, h.Witness = p.Offered, p.Witness
 	if len(p.Term) <= LongestHolder {
 		h.Term = p.Term
 	}

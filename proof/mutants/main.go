@@ -90,7 +90,7 @@ var suites = []*suite{
 // own maps a suite to the files whose mutants are its own: besides the test that has killed
 // one of them before, only this suite is tried. Of several suites the first one counts.
 var own = map[string][]string{
-	"cmd/tenure":       {"cmd/tenure/"},
+	"cmd/tenure":       {"cmd/tenure/", "internal/proctree/"},
 	"schedule":         {"schedule/"},
 	"natstenure":       {"natstenure/"},
 	"etcdtenure":       {"etcdtenure/"},

@@ -18,6 +18,7 @@ type life struct {
 	gone        chan struct{} // closed at its crash
 	ended       chan struct{} // closed when Run has returned
 	started     time.Time
+	witness     string // its name; empty: there is none
 
 	// Guarded by the world's lock.
 	draining

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/clock"
+	"github.com/tenurelib/tenure/internal/witnessed"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -21,10 +22,12 @@ type replica struct {
 	slow       time.Duration // additional time for each answer
 	dice       *kit.Dice
 	blocking   *kit.Dice // of its log and trace
+	burials    *kit.Dice // of the witnesses of its processes
 	clocks     kit.MachineClocks
 
 	// Guarded by the world's lock.
 	life        *life // nil while no process is running
+	lives       int
 	link        kit.Weather
 	links       int           // how often the link has changed
 	paused      chan struct{} // closed when it is resumed; nil if it is not paused
@@ -39,7 +42,7 @@ type replica struct {
 
 func newReplica(w *world, i int) *replica {
 	r := &replica{w: w, name: fmt.Sprint("r", i), ttl: w.ttl, rate: 1, good: true, goodSince: time.Now(),
-		dice: kit.NewDice(w.seed, 1+i), blocking: kit.NewDice(w.seed, 300+i)}
+		dice: kit.NewDice(w.seed, 1+i), blocking: kit.NewDice(w.seed, 300+i), burials: kit.NewDice(w.seed, 400+i)}
 	if w.unlikeTTLs {
 		r.ttl = []time.Duration{w.ttl / 2, w.ttl, w.ttl * 2}[w.rng.IntN(3)]
 	}
@@ -101,6 +104,11 @@ func (r *replica) start() {
 		panic(err)
 	}
 	ctx, cancel := context.WithCancel(clock.With(context.Background(), r.clocks.Now))
+	if r.w.witnesses {
+		r.lives++
+		l.witness = fmt.Sprint(r.name, " life ", r.lives)
+		ctx = witnessed.With(ctx, l.witness)
+	}
 	l.shutdown = cancel
 	r.life = l
 	r.w.line.Say(r.name, "process starts")
@@ -144,6 +152,7 @@ func (r *replica) crash() {
 	r.w.mu.Unlock()
 	if l != nil {
 		l.shutdown()
+		l.bury()
 	}
 }
 

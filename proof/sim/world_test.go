@@ -62,6 +62,7 @@ type traits struct {
 	blocks        bool // the replicas' logs and traces block occasionally
 	outranks      bool // some replicas outrank others, and some each other
 	drains        bool // replicas are drained
+	witnesses     bool // each process has a witness, which releases the lease when it has crashed
 }
 
 func newTraits(seed uint64, rng *rand.Rand) traits {
@@ -98,6 +99,7 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 	w.blocks = kit.RNG(seed, 201).IntN(2) == 0
 	w.outranks = kit.RNG(seed, 202).IntN(3) == 0
 	w.drains = kit.RNG(seed, 203).IntN(2) == 0 && w.ttl <= 5*time.Minute // a mark is read twice a minute
+	w.witnesses = kit.RNG(seed, 204).IntN(2) == 0
 	// The other program's records don't contain their TTL, so all replicas must agree on it.
 	w.unlikeTTLs = !w.gateway && one(3)
 	return w

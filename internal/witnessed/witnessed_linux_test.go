@@ -1,0 +1,80 @@
+package witnessed
+
+import (
+	"fmt"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func socketPair(t *testing.T) (here, there int, inode uint64) {
+	t.Helper()
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	var stat syscall.Stat_t
+	require.NoError(t, syscall.Fstat(fds[1], &stat))
+	return fds[0], fds[1], stat.Ino
+}
+
+// An environment may be copied to a process elsewhere, and a descriptor may have been closed and used for another file.
+func TestAProcessWhoseDeathTheWitnessCouldNotProveDoesNotNameIt(t *testing.T) {
+	here, there, inode := socketPair(t)
+	defer syscall.Close(here)
+	defer syscall.Close(there)
+	for value, why := range map[string]string{
+		"":                                      "",
+		"off":                                   "",
+		"/a/socket":                             "is",
+		fmt.Sprintf("name:%d:%d", there, inode): "not one of its descendants", // this process has made the socket itself
+		fmt.Sprintf("name:%d:%d", there, inode+1): "was closed",
+		"name:9999:1": "was closed",
+		"name:0:1":    "was closed",
+	} {
+		t.Setenv(Env, value)
+		socket, name, err := attach()
+		require.Nil(t, socket, value)
+		require.Empty(t, name, value)
+		if why == "" {
+			require.NoError(t, err, value)
+		} else {
+			require.ErrorContains(t, err, why, value)
+		}
+		_, isSet := syscall.Getenv(Env)
+		require.False(t, isSet, "what this process starts is not witnessed in its own right")
+	}
+}
+
+func TestARecordNamesAWitnessOnlyIfThatHasBeenToldOfIt(t *testing.T) {
+	here, there, _ := socketPair(t)
+	l := &link{attach: func() (socket, string, error) { return open(there, "name") }}
+	line := make([]byte, 1000)
+	read := func() string {
+		n, err := syscall.Read(here, line)
+		require.NoError(t, err)
+		return string(line[:n])
+	}
+	l.tellWake("tenure.claims", "kind tenant") // before there is anything to be told of
+	name, err := l.tell("lease", "web")
+	require.NoError(t, err)
+	require.Equal(t, "name", name)
+	require.Equal(t, []string{`{"wake":["tenure.claims","kind tenant"]}`, `{"key":["lease","web"]}`}, []string{read(), read()})
+	for told := 0; name != ""; told++ { // nobody reads
+		require.Less(t, told, 10000)
+		name, err = l.tell("lease", "web")
+		require.NoError(t, err)
+	}
+	for range 5 {
+		read()
+	}
+	name, err = l.tell("lease", "web")
+	require.NoError(t, err)
+	require.Equal(t, "name", name)
+	require.NoError(t, syscall.Close(here)) // it is dead
+	name, err = l.tell("lease", "web")
+	require.Error(t, err)
+	require.Empty(t, name)
+	name, err = l.tell("lease", "web")
+	require.NoError(t, err, "it was said once")
+	require.Empty(t, name)
+}

@@ -1,0 +1,153 @@
+package witness_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	_ "modernc.org/sqlite"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/witness"
+)
+
+// The processes of these tests are this test program again, with a role.
+const roleEnv = "WITNESS_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleEnv); role != "" {
+		os.Exit(play(role))
+	}
+	kit.Main(m)
+}
+
+func openTestStore(ctx context.Context) (tenure.Store, error) {
+	url := os.Getenv("WITNESS_TEST_STORE")
+	if strings.HasPrefix(url, "postgres") {
+		return tenure.OpenPostgres(ctx, url, tenure.PostgresConfig{Logger: kit.Quiet})
+	}
+	return tenure.OpenSQLite(ctx, url, tenure.SQLiteConfig{Shared: true, Logger: kit.Quiet})
+}
+
+// play plays a role, and returns the exit status.
+func play(role string) int {
+	switch role {
+	case "main":
+		witness.Main(openTestStore)
+		return hold()
+	case "witness":
+		os.Setenv(roleEnv, os.Getenv("WITNESS_TEST_PROGRAM"))
+		timeout, _ := time.ParseDuration(os.Getenv("WITNESS_TEST_STOP_TIMEOUT"))
+		status, err := witness.Run(witness.Config{Open: openTestStore, Young: -1, StopTimeout: timeout}, append([]string{"/proc/self/exe"}, os.Args[1:]...)...)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 99
+		}
+		return status
+	case "sh":
+		syscall.Exec("/bin/sh", append([]string{"sh", "-c"}, os.Args[1:]...), os.Environ())
+	case "hold":
+		return hold()
+	case "execs": // after a SIGUSR1
+		execs := make(chan os.Signal, 1)
+		signal.Notify(execs, syscall.SIGUSR1)
+		go func() {
+			<-execs
+			os.Setenv(roleEnv, "sh")
+			syscall.Exec("/proc/self/exe", []string{"program", "exec sleep 1000"}, os.Environ())
+		}()
+		return hold()
+	case "closes":
+		return hold(func() {
+			for fd := 3; fd < 100; fd++ { // a stray close, of everything
+				var stat syscall.Stat_t
+				if syscall.Fstat(fd, &stat) == nil && stat.Mode&syscall.S_IFMT == syscall.S_IFSOCK {
+					syscall.Close(fd)
+				}
+			}
+		})
+	case "leaves": // a daemon behind, that has a session and a parent of its own
+		return hold(func() {
+			daemon := exec.Command("sh", "-c", `trap "" TERM HUP INT; (setsid sh -c 'exec 9>>'"$0"'; flock 9; echo left; exec sleep 1000' &)`, filepath.Join(os.Getenv("WITNESS_TEST_DIR"), "daemon"))
+			daemon.Stdout = os.Stdout
+			if err := daemon.Run(); err != nil {
+				fmt.Println(err)
+			}
+		})
+	case "panics":
+		return hold(func() { go panic("in another goroutine") })
+	case "exits":
+		return hold(func() { os.Exit(3) })
+	}
+	fmt.Fprintln(os.Stderr, "no such role:", role)
+	return 98
+}
+
+var ballast []byte
+
+// hold competes for leases until it is told to end. Each job takes a lock that the kernel frees when the process is dead:
+// if it is not free, two jobs overlap.
+func hold(then ...func()) int {
+	debug.SetGCPercent(1000)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	mib, _ := strconv.Atoi(os.Getenv("WITNESS_TEST_MIB"))
+	ballast = make([]byte, mib<<20)
+	for i := 0; i < len(ballast); i += 4096 {
+		ballast[i] = 1
+	}
+	store, err := openTestStore(ctx)
+	if err != nil {
+		fmt.Println("ERROR", err)
+		return 1
+	}
+	n, _ := strconv.Atoi(os.Getenv("WITNESS_TEST_LEASES"))
+	ttl, _ := time.ParseDuration(os.Getenv("WITNESS_TEST_TTL"))
+	var leases sync.WaitGroup
+	for i := range max(1, n) {
+		leases.Go(func() {
+			key := tenure.Key{Type: "lease", ID: fmt.Sprint(i)}
+			lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: fmt.Sprint(os.Getpid()), TTL: ttl, Logger: kit.Quiet})
+			if err != nil {
+				fmt.Println("ERROR", err)
+				os.Exit(1)
+			}
+			c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{RenewInterval: lease.Config().TTL / 30, Reconcile: func(ctx context.Context) error {
+				lock, err := os.OpenFile(filepath.Join(os.Getenv("WITNESS_TEST_DIR"), key.ID), os.O_CREATE|os.O_RDWR, 0o600)
+				if err != nil {
+					return err
+				}
+				defer lock.Close()
+				what := "began"
+				if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+					what = "OVERLAPS"
+				}
+				term := tenure.TermFromContext(ctx)
+				fmt.Println(what, key.ID, os.Getpid(), time.Now().UnixNano(), term.Witnessed())
+				for _, do := range then {
+					do()
+				}
+				<-ctx.Done()
+				return nil
+			}})
+			if err != nil {
+				fmt.Println("ERROR", err)
+				os.Exit(1)
+			}
+			_ = c.Run(ctx)
+		})
+	}
+	leases.Wait()
+	return 0
+}

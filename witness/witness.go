@@ -1,0 +1,110 @@
+// Package witness makes a crash cost milliseconds instead of the TTL. A witness is the parent of the program that
+// holds leases. When the program has died, for whatever reason, its witness ends all that the program has left
+// behind, which the kernel proves, and then releases the program's leases and sessions, so that another replica works at
+// once, at any TTL. It never releases for a process that lives, and where it cannot prove the death, or fails itself,
+// the leases expire as they would without it. The page docs/witness.md says what it can do, and what it cannot.
+//
+// [Main], the first line of a program, makes it its own witness. The command does the same for any program that uses
+// the library:
+//
+//	tenure witness -- ./server --port 80
+//
+// It needs Linux. Elsewhere [Main] returns, and [Run] returns an error.
+package witness
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/witnessed"
+)
+
+// Defaults of [Config].
+const (
+	DefaultYoung          = 10 * time.Second
+	DefaultReleaseTimeout = 2 * time.Second
+)
+
+// Config configures a witness. Only Open must be set.
+type Config struct {
+	// Open opens the store that the program uses. It is called when the program first competes for a lease, and
+	// again until it succeeds or the witness ends. It runs in the witness, which also collects the processes
+	// that it starts, so it should start none. The store is not closed, because the witness's process is about to end.
+	Open func(ctx context.Context) (tenure.Store, error)
+
+	// Young is the age below which a term is left to expire when its process dies. A job that crashes its process
+	// would otherwise crash one replica after the other. Default 10s; negative: none is too young.
+	Young time.Duration
+
+	// Settle is how long to wait between the death and the release, for requests that the program had sent.
+	// Default 0.
+	Settle time.Duration
+
+	// StopTimeout is how long after a SIGTERM the program and all that it has started are killed. Default 0: they never are.
+	StopTimeout time.Duration
+
+	// ReleaseTimeout limits the time from the program's end to the return of [Run], so that a restart
+	// is not held up if the store does not answer. Default 2s.
+	ReleaseTimeout time.Duration
+
+	Env    []string     // of the program; default os.Environ()
+	Logger *slog.Logger // default slog.Default(); it gets a line or two when the program has ended
+}
+
+func (cfg Config) withDefaults() (Config, error) {
+	cfg.Young = cmp.Or(cfg.Young, DefaultYoung)
+	cfg.ReleaseTimeout = cmp.Or(cfg.ReleaseTimeout, DefaultReleaseTimeout)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
+	if cfg.Env == nil {
+		cfg.Env = os.Environ()
+	}
+	var problems objects.Problems
+	problems.If(cfg.Open == nil, "Open is nil: it opens the store in which the program's leases are")
+	problems.If(cfg.Settle < 0, "Settle %v is negative", cfg.Settle)
+	problems.If(cfg.StopTimeout < 0, "StopTimeout %v is negative", cfg.StopTimeout)
+	problems.If(cfg.ReleaseTimeout < 0, "ReleaseTimeout %v is negative", cfg.ReleaseTimeout)
+	return cfg, problems.Err()
+}
+
+// Main makes this process the witness of the program. Call it in the first line of main:
+//
+//	witness.Main(openStore)
+//
+// In the process that was started first it never returns. It starts the same executable again, with the same arguments,
+// as its child, passes signals on to it, and ends with its exit status, or with 128 plus the number of the signal that
+// killed it. In the child Main returns at once. It also does so under another witness, if the environment
+// variable TENURE_WITNESS is off, and on other systems than Linux.
+//
+// Open is [Config].Open. What runs before Main, in init funcs, runs in both processes.
+func Main(open func(context.Context) (tenure.Store, error)) {
+	if os.Getenv(witnessed.Env) != "" {
+		witnessed.Adopt()
+		witnessed.Attach()
+		return
+	}
+	if !supported {
+		return
+	}
+	status, err := run(Config{Open: open}, "/proc/self/exe", os.Args)
+	if err != nil {
+		slog.Warn("no witness; if this process dies, its leases have to expire", "error", err)
+		return
+	}
+	os.Exit(status)
+}
+
+// Run starts a program, the first of the arguments, and is its witness until it has ended. It returns the program's exit
+// status, or 128 plus the number of the signal that killed it. The error says why the program was not started. Run
+// is for the main func of a program that does nothing else: it handles all signals, and collects all children.
+func Run(cfg Config, program ...string) (status int, err error) {
+	if len(program) == 0 {
+		return 0, fmt.Errorf("witness: run: %w: no program is given", tenure.ErrInvalid)
+	}
+	return run(cfg, program[0], program)
+}
