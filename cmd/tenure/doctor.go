@@ -168,7 +168,7 @@ func (s *storeFlag) examine(ctx context.Context, o *options) (*diagnosis, error)
 			d.add("sync", warning("unless the servers run with sync_interval: always, a lease may be held twice after a power failure", "if they do, add sync=always to the URL"))
 		}
 	default:
-		d.Server = "etcd"
+		d.Server = map[string]string{"etcd": "etcd", "kube": "Kubernetes"}[scheme.names[0]]
 	}
 	if usable {
 		if err := d.use(ctx, s, o.look); errors.As(err, new(errUsage)) {
