@@ -18,7 +18,7 @@ import (
 func (t *scene) under(witness string, cfg tenure.LeaseConfig) (*tenure.Lease, *tenure.Term) {
 	t.Helper()
 	lease := kit.NewLease(t, t.store, cfg)
-	term, err := lease.AcquireOrSteal(witnessed.With(t.Context(), witness))
+	term, err := lease.AcquireOrSteal(witnessed.Own(witnessed.With(t.Context(), witness)))
 	require.NoError(t, err)
 	require.Equal(t, witness != "", term.Witnessed())
 	return lease, term
@@ -145,7 +145,7 @@ func TestAfterAFailoverAWitnessWaitsAsEverybodyDoes(t *testing.T) {
 	for _, key := range []tenure.Key{kit.LeaseKey, claims.SessionKey("s")} {
 		synctest.Test(t, func(t *testing.T) {
 			primary := newPrimary()
-			ctx := witnessed.With(t.Context(), "w")
+			ctx := witnessed.Own(witnessed.With(t.Context(), "w"))
 			dead := kit.NewLease(t, primary, tenure.LeaseConfig{Key: key, Holder: "dead"})
 			term, err := dead.AcquireOrSteal(ctx)
 			require.NoError(t, err)
@@ -168,7 +168,7 @@ func TestATermThatWasRenewedSinceTheFailoverIsReleasedAtOnce(t *testing.T) {
 		primary := newPrimary()
 		store := kit.NewMovable(primary)
 		dead := failoverLease(t, store, "dead")
-		term, err := dead.AcquireOrSteal(witnessed.With(t.Context(), "w"))
+		term, err := dead.AcquireOrSteal(witnessed.Own(witnessed.With(t.Context(), "w")))
 		require.NoError(t, err)
 		time.Sleep(time.Second)
 		store.Store(primary.Fork())
@@ -177,6 +177,21 @@ func TestATermThatWasRenewedSinceTheFailoverIsReleasedAtOnce(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, released)
 		kit.MustAcquire(t, failoverLease(t, store, "next"))
+	})
+}
+
+// A server that acquires for a worker behind it may be killed before anybody has resumed the term, and the worker works on.
+func TestATermThatAProgramAcquiresItselfIsNotReleasedAtItsDeath(t *testing.T) {
+	inBubbles(t, func(t *scene) {
+		lease := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "worker"})
+		term, err := lease.AcquireOrSteal(witnessed.With(t.Context(), "w"))
+		require.NoError(t, err)
+		require.False(t, term.Witnessed())
+		released, err := t.witness().ReleaseDead(t.Context(), "w", 0)
+		require.NoError(t, err)
+		require.False(t, released)
+		_, err = lease.Resume(t.Context(), term.ID(), term.Token())
+		require.NoError(t, err)
 	})
 }
 

@@ -206,10 +206,10 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 	}
 	ctx, cancel := by.write(ctx)
 	defer cancel()
-	witness, err := witnessed.Tell(ctx, l.cfg.Key.Type, l.cfg.Key.ID) // before the write: if it lands, the witness knows where to look
-	if err != nil {
-		l.cfg.Logger.Warn(logLine(l.cfg.Key, "no witness; if this process dies, its leases have to expire"),
-			append(logAttrs(l.cfg.Key, l.cfg.Holder), "error", err)...)
+	witness := ""
+	// A program that acquires by itself may do so for another process, which goes on when this one is dead: see Resume.
+	if by != (caller{}) || witnessed.IsOwn(ctx) {
+		witness = l.tellWitness(ctx)
 	}
 	now := clock.From(ctx)
 	attempt := now()
@@ -255,6 +255,17 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 		term.confirm()
 	}
 	return term, nil
+}
+
+// tellWitness returns the name of the witness that will look for a record of this lease when this process is dead; none
+// if there is no such witness.
+func (l *Lease) tellWitness(ctx context.Context) string {
+	witness, err := witnessed.Tell(ctx, l.cfg.Key.Type, l.cfg.Key.ID) // before the write: if it lands, the witness knows where to look
+	if err != nil {
+		l.cfg.Logger.Warn(logLine(l.cfg.Key, "no witness; if this process dies, its leases have to expire"),
+			append(logAttrs(l.cfg.Key, l.cfg.Holder), "error", err)...)
+	}
+	return witness
 }
 
 // wake wakes all that watch the record. The record has just been written, perhaps in the moment

@@ -19,6 +19,7 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/report"
+	"github.com/tenurelib/tenure/internal/witnessed"
 )
 
 // ErrClosed reports that the context of [Session.Run] is done, so the session claims nothing more.
@@ -217,7 +218,7 @@ func (s *Session) begin(ctx context.Context) (*term, error) {
 	}
 	ctx, cancel := s.writeContext(ctx) // if ctx cut it off, a record that was created might stand until it expires
 	defer cancel()
-	if t.Term, err = t.lease.TryAcquire(ctx); err != nil {
+	if t.Term, err = t.lease.TryAcquire(witnessed.Own(ctx)); err != nil {
 		return nil, err
 	}
 	on, err := tenure.LineageOf(ctx, s.store) // which it has just looked at

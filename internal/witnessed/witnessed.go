@@ -47,7 +47,17 @@ type socket interface {
 
 var process = link{attach: attach}
 
-type nameKey struct{}
+type (
+	nameKey struct{}
+	ownKey  struct{}
+)
+
+// Own returns a context in which a term that this process acquires is its own: no other process relies on it when this
+// one is dead.
+func Own(ctx context.Context) context.Context { return context.WithValue(ctx, ownKey{}, true) }
+
+// IsOwn reports whether the context is of Own.
+func IsOwn(ctx context.Context) bool { return ctx.Value(ownKey{}) != nil }
 
 // With returns a context in which the process has a witness with this name, which is told nothing. It is for tests.
 func With(ctx context.Context, name string) context.Context {
