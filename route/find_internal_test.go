@@ -1,7 +1,10 @@
 package route
 
 import (
+	"crypto/tls"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -20,4 +23,29 @@ func TestKeysThatAreNotInUseAreForgotten(t *testing.T) {
 	}
 	require.Greater(t, len(rt.entries), mostEntries-1)
 	require.NotNil(t, rt.entries["used0"])
+}
+
+func TestEachSchemeHasItsProtocol(t *testing.T) {
+	by := newTransport(nil).(carrier)
+	by.plain.(*http.Transport).TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
+	for scheme, proto := range map[string]string{"http": "HTTP/1.1", "https": "HTTP/2.0", "h2c": "HTTP/2.0"} {
+		s := httptest.NewUnstartedServer(http.NotFoundHandler())
+		s.EnableHTTP2, s.Config.Protocols = true, new(http.Protocols)
+		s.Config.Protocols.SetHTTP1(true)
+		s.Config.Protocols.SetHTTP2(true)
+		s.Config.Protocols.SetUnencryptedHTTP2(true)
+		if scheme == "https" {
+			s.StartTLS()
+		} else {
+			s.Start()
+		}
+		r, err := http.NewRequest("GET", scheme+"://"+s.Listener.Addr().String(), nil)
+		require.NoError(t, err)
+		answer, err := by.RoundTrip(r)
+		require.NoError(t, err)
+		answer.Body.Close()
+		require.Equal(t, proto, answer.Proto, scheme)
+		by.close()
+		s.Close()
+	}
 }

@@ -296,13 +296,15 @@ func newTransport(given http.RoundTripper) http.RoundTripper {
 		return carrier{given, given}
 	}
 	dialer := &net.Dialer{Timeout: time.Second, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3}}
-	plain := &http.Transport{
-		DialContext: dialer.DialContext, TLSHandshakeTimeout: 2 * time.Second, Protocols: new(http.Protocols),
-		HTTP2:               &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 10 * time.Second},
-		MaxIdleConnsPerHost: 256, IdleConnTimeout: 90 * time.Second, ExpectContinueTimeout: time.Second,
-		DisableCompression: true, // what a client accepts passes unchanged
+	transport := func() *http.Transport {
+		return &http.Transport{
+			DialContext: dialer.DialContext, TLSHandshakeTimeout: 2 * time.Second, Protocols: new(http.Protocols),
+			HTTP2:               &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 10 * time.Second},
+			MaxIdleConnsPerHost: 256, IdleConnTimeout: 90 * time.Second, ExpectContinueTimeout: time.Second,
+			DisableCompression: true, // what a client accepts passes unchanged
+		}
 	}
-	h2c := plain.Clone()
+	plain, h2c := transport(), transport() // no clone: that would be without the protocols that are set later
 	plain.Protocols.SetHTTP1(true)
 	plain.Protocols.SetHTTP2(true)
 	h2c.Protocols.SetUnencryptedHTTP2(true)
