@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -144,7 +145,18 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 	// A restore may undo an offer, and bring back the record for which it was made. Then it is
 	// made again. What an operator writes has no ID but the version, which a restore may bring back.
 	repeats := begun.life == nil
-	if known := j.terms[begun.id]; known != nil && !(known.restored && (repeats || begun.offer && known.offer)) {
+	known := j.terms[begun.id]
+	if known != nil && known.restored && known.life != nil && known.life == begun.life && !known.offer && !begun.offer {
+		// A renewal that was under way has found the version again that it follows. Its term may be over.
+		if old != nil && old.excuse == "" {
+			old.excuse = "restored"
+		}
+		known.excuse = cmp.Or(known.excuse, "restored")
+		j.standing, j.payload, j.released = known, obj.Payload, nil
+		j.writtenAt, j.shift = now, shift
+		return
+	}
+	if known != nil && !(known.restored && (repeats || begun.offer && known.offer)) {
 		j.violated("tokens", "%s's term %d has come back", h.who, known.token)
 	}
 	switch {
