@@ -15,9 +15,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/witness"
 )
@@ -49,7 +51,7 @@ func play(role string) int {
 	case "witness":
 		os.Setenv(roleEnv, os.Getenv("WITNESS_TEST_PROGRAM"))
 		timeout, _ := time.ParseDuration(os.Getenv("WITNESS_TEST_STOP_TIMEOUT"))
-		status, err := witness.Run(witness.Config{Open: openTestStore, Young: -1, StopTimeout: timeout}, append([]string{"/proc/self/exe"}, os.Args[1:]...)...)
+		status, err := witness.Run(witness.Config{Open: openTestStore, Young: -1, StopTimeout: timeout, NoDrain: os.Getenv("WITNESS_TEST_NO_DRAIN") != ""}, append([]string{"/proc/self/exe"}, os.Args[1:]...)...)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 99
@@ -85,6 +87,15 @@ func play(role string) int {
 				fmt.Println(err)
 			}
 		})
+	case "writes": // something that takes a while, from a pool of its own
+		return hold(func() {
+			pool, err := pgxpool.New(context.Background(), os.Getenv("WITNESS_TEST_STORE"))
+			if err == nil {
+				go pool.Exec(context.Background(), `INSERT INTO late SELECT 1 FROM pg_sleep(2)`)
+			}
+		})
+	case "session":
+		return session()
 	case "panics":
 		return hold(func() { go panic("in another goroutine") })
 	case "exits":
@@ -92,6 +103,41 @@ func play(role string) int {
 	}
 	fmt.Fprintln(os.Stderr, "no such role:", role)
 	return 98
+}
+
+// session claims 100 keys, in a session of its own.
+func session() int {
+	ctx := context.Background()
+	store, err := openTestStore(ctx)
+	if err != nil {
+		fmt.Println("ERROR", err)
+		return 1
+	}
+	s, err := claims.NewSession(store, claims.SessionConfig{TTL: 5 * time.Minute, PollInterval: 5 * time.Minute, Logger: kit.Quiet})
+	if err != nil {
+		fmt.Println("ERROR", err)
+		return 1
+	}
+	keys, err := claims.NewKeys(s, "tenant")
+	if err != nil {
+		fmt.Println("ERROR", err)
+		return 1
+	}
+	go s.Run(ctx)
+	var ids []string
+	for i := range 100 {
+		ids = append(ids, fmt.Sprint(i))
+	}
+	for claimed := 0; claimed < len(ids); {
+		got, err := keys.Claim(ctx, ids...)
+		if err != nil {
+			fmt.Println("ERROR", err)
+			return 1
+		}
+		claimed += len(got)
+	}
+	fmt.Println("began", "session", os.Getpid(), time.Now().UnixNano(), true)
+	select {}
 }
 
 var ballast []byte

@@ -108,6 +108,9 @@ func (w *witness) open(ctx context.Context) {
 	for ctx.Err() == nil {
 		calling, cancel := context.WithTimeout(ctx, pingInterval)
 		_, _ = w.releaseKey(calling, store, unused, 0) // which does all but write
+		if pool := w.pool(store); pool != nil {
+			_, _ = pool.Exec(calling, `SELECT `+ofProgram, w.tag())
+		}
 		cancel()
 		pace.Sleep(ctx, pingInterval)
 	}
@@ -129,8 +132,19 @@ func (w *witness) release(ctx context.Context, died time.Time, status int) {
 		return
 	}
 	pace.Sleep(ctx, w.cfg.Settle)
+	drained := false
+	for failures := 0; ; failures++ {
+		var err error
+		if drained, err = w.drain(ctx, store); err == nil {
+			break
+		}
+		if !pace.Sleep(ctx, pace.Retry(20*time.Millisecond, 500*time.Millisecond, failures)) {
+			w.cfg.Logger.Error("failed to end the Postgres sessions of the program; its leases have to expire", "status", status, "error", err)
+			return
+		}
+	}
 	looks := again
-	if status == 0 { // an orderly end, in which nothing is on its way
+	if status == 0 || drained { // then nothing is on its way
 		looks = nil
 	}
 	var result outcome

@@ -1,6 +1,7 @@
 package witness
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -54,6 +56,10 @@ func run(cfg Config, program string, args []string) (status int, err error) {
 	files = append(files, there.Fd())
 	env := slices.DeleteFunc(slices.Clone(cfg.Env), func(v string) bool { return strings.HasPrefix(v, witnessed.Env+"=") })
 	env = append(env, fmt.Sprintf("%s=%s:%d:%d", witnessed.Env, w.name, len(files)-1, inode))
+	if !cfg.NoDrain {
+		name := cmp.Or(os.Getenv("PGAPPNAME"), filepath.Base(args[0]))
+		env = append(slices.DeleteFunc(env, func(v string) bool { return strings.HasPrefix(v, "PGAPPNAME=") }), "PGAPPNAME="+w.appName(name))
+	}
 	pid, err := tree.Start(path, args, &syscall.ProcAttr{Env: env, Files: files, Sys: &syscall.SysProcAttr{Setpgid: true, Foreground: hasTerminal()}})
 	there.Close()
 	if err != nil {

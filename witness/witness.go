@@ -46,6 +46,12 @@ type Config struct {
 	// Default 0.
 	Settle time.Duration
 
+	// NoDrain leaves alone the Postgres sessions of a program that is dead. Otherwise they are ended before the
+	// release, so that no statement of the program is committed after the next job has begun: all those whose
+	// application_name contains what the witness has put into the program's PGAPPNAME, in the store's database
+	// server. It needs the role of the program, or pg_signal_backend. If they don't end within a second, nothing is released.
+	NoDrain bool
+
 	// StopTimeout is how long after a SIGTERM the program and all that it has started are killed. Default 0: they never are.
 	StopTimeout time.Duration
 

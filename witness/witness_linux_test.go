@@ -340,7 +340,7 @@ func TestNothingIsReleasedBeforeTheKernelSaysThatTheProcessIsDead(t *testing.T) 
 
 // Processes are killed at random instants from their start on, with jobs that begin and end all the time.
 func TestKillsAtRandomInstantsNeitherOverlapNorLeaveALease(t *testing.T) {
-	for _, url := range []func() string{func() string { return "" }} {
+	for _, url := range []func() string{func() string { return "" }, func() string { return kit.PostgresURL(t) }} {
 		const leases = 8
 		s := newSite(t, url())
 		var mu sync.Mutex
@@ -408,4 +408,48 @@ func TestAWitnessIsTheFirstProcessOfAContainer(t *testing.T) {
 	require.Equal(t, 137, a.exits())
 	_, err = s.lease("0").Read(t.Context())
 	kit.WantErr(t, err, tenure.ErrNotFound)
+}
+
+// What the server still executes for a dead program is not committed after the release. Without the drain it is, or this
+// would prove nothing.
+func TestNoStatementOfADeadProgramIsCommittedAfterTheRelease(t *testing.T) {
+	for _, drains := range []bool{true, false} {
+		s := newSite(t, kit.PostgresURL(t))
+		pool := kit.PostgresPool(t, s.url)
+		kit.ExecPostgres(t, pool, `CREATE TABLE late (n int)`)
+		a := s.start([]string{map[bool]string{true: "PGAPPNAME=a program with a name of more than sixty three bytes, which Postgres cuts", false: "WITNESS_TEST_NO_DRAIN=1"}[drains]}, "witness", "writes")
+		program, _ := a.begins()
+		kit.Await(t, "it is written", func() bool {
+			var busy int
+			kit.WantErr(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'INSERT INTO late%' AND state = 'active'`).Scan(&busy), nil)
+			return busy > 0
+		})
+		kill(t, program, syscall.SIGKILL)
+		require.Equal(t, 137, a.exits())
+		require.Contains(t, a.log(), "released=1")
+		kit.Await(t, "nothing of it is left", func() bool {
+			var busy int
+			kit.WantErr(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'INSERT INTO late%'`).Scan(&busy), nil)
+			return busy == 0
+		})
+		var rows int
+		kit.WantErr(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM late`).Scan(&rows), nil)
+		require.Equal(t, map[bool]int{true: 0, false: 1}[drains], rows)
+	}
+}
+
+func TestTheKeysOfADeadProgramAreClaimedAtOnce(t *testing.T) {
+	for _, url := range []func() string{func() string { return "" }, func() string { return kit.PostgresURL(t) }} {
+		s := newSite(t, url())
+		kit.MigrateClaims(t, s.store.(tenure.Database))
+		a := s.start(nil, "witness", "session")
+		program, _ := a.begins()
+		b := s.start(nil, "session")
+		time.Sleep(300 * time.Millisecond) // it waits
+		killed := time.Now()
+		kill(t, program, syscall.SIGKILL)
+		b.begins() // long before the TTL, and its PollInterval
+		t.Logf("100 keys after %v", time.Since(killed))
+		a.exits()
+	}
 }

@@ -39,7 +39,7 @@ In a container, witness is the entrypoint, and needs no other init:
 
 Under systemd, use KillMode=mixed, OOMPolicy=continue and OOMScoreAdjust=-900, and for
 Type=notify also NotifyAccess=all. It needs Linux.`,
-	flags: storeFlags + "settle young stop-timeout release-timeout pass-store log",
+	flags: storeFlags + "drain settle young stop-timeout release-timeout pass-store log",
 	usages: map[string]string{
 		"store":        "`PATH` or URL of the store that the program uses",
 		"stop-timeout": "`TIME` from SIGTERM until witness kills the program, and releases (default never); less than\nthe grace period of the container, so that a job that hangs hands over all the same",
@@ -68,7 +68,7 @@ func runWitness(_ context.Context, o *options, out *output, args []string) error
 	cfg := witness.Config{
 		Open:   func(ctx context.Context) (tenure.Store, error) { return o.store.open(ctx, log) },
 		Settle: o.settle, Young: o.young, StopTimeout: o.stopTimeout, ReleaseTimeout: o.releaseTimeout,
-		Env: environ(), Logger: log,
+		NoDrain: !o.drain, Env: environ(), Logger: log,
 	}
 	if o.young == 0 {
 		cfg.Young = -1

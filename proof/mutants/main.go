@@ -71,6 +71,7 @@ var suites = []*suite{
 	{dir: "internal/pgconns"},
 	{dir: "internal/report"},
 	{dir: "internal/wake"},
+	{dir: "internal/witnessed"},
 	{dir: "internal/sqliteobjects"},
 	{dir: "storekit"},
 	{dir: "storetest"},
@@ -78,6 +79,7 @@ var suites = []*suite{
 	{dir: "proof/databases"},
 	{dir: "cmd/tenure"},
 	{dir: "schedule"},
+	{dir: "witness"},
 	{dir: "claims/queuehttp"},
 	{dir: "route"},
 	{dir: "claims"},
@@ -92,6 +94,7 @@ var suites = []*suite{
 var own = map[string][]string{
 	"cmd/tenure":       {"cmd/tenure/", "internal/proctree/"},
 	"schedule":         {"schedule/"},
+	"witness":          {"witness/"},
 	"natstenure":       {"natstenure/"},
 	"etcdtenure":       {"etcdtenure/"},
 	"kubetenure":       {"kubetenure/"},
