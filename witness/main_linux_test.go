@@ -57,6 +57,14 @@ func play(role string) int {
 			return 99
 		}
 		return status
+	case "sidecar":
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+		defer stop()
+		if err := witness.Listen(ctx, witness.Config{Open: openTestStore, Young: -1}, os.Args[1]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 99
+		}
+		return 0
 	case "sh":
 		syscall.Exec("/bin/sh", append([]string{"sh", "-c"}, os.Args[1:]...), os.Environ())
 	case "hold":

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,6 +42,7 @@ type witness struct {
 
 	opening sync.Once
 	opened  chan tenure.Store
+	open    sync.WaitGroup
 }
 
 // keys are those that were told.
@@ -83,13 +85,13 @@ func (w *witness) note(ctx context.Context, text []byte) {
 		w.keys.add(tenure.Key{Type: line.Key[0], ID: line.Key[1]})
 		w.opening.Do(func() {
 			w.opened = make(chan tenure.Store, 1)
-			go w.open(ctx)
+			w.open.Go(func() { w.openStore(ctx) })
 		})
 	}
 }
 
-// open opens the store, and keeps the connection alive until ctx is done.
-func (w *witness) open(ctx context.Context) {
+// openStore opens the store, and keeps the connection alive until ctx is done.
+func (w *witness) openStore(ctx context.Context) {
 	var store tenure.Store
 	for failures := 0; store == nil; failures++ {
 		var err error
@@ -100,6 +102,9 @@ func (w *witness) open(ctx context.Context) {
 				return
 			}
 		}
+	}
+	if closer, ok := store.(io.Closer); ok {
+		defer closer.Close()
 	}
 	w.opened <- store
 	if err := store.DeleteIf(ctx, unused, 1); errors.Is(err, tenure.ErrSetup) {

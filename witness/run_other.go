@@ -3,12 +3,20 @@
 package witness
 
 import (
+	"context"
 	"errors"
 	"fmt"
 )
 
 const supported = false
 
+var errUnsupported = fmt.Errorf("%w: only on Linux can a process prove that another and all that it has started are dead", errors.ErrUnsupported)
+
 func run(Config, string, []string) (int, error) {
-	return 0, fmt.Errorf("witness: run: %w: only on Linux can a process prove that another and all that it has started are dead", errors.ErrUnsupported)
+	return 0, fmt.Errorf("witness: run: %w", errUnsupported)
+}
+
+// Listen needs Linux.
+func Listen(context.Context, Config, string) error {
+	return fmt.Errorf("witness: listen: %w", errUnsupported)
 }

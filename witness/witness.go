@@ -35,7 +35,7 @@ const (
 type Config struct {
 	// Open opens the store that the program uses. It is called when the program first competes for a lease, and
 	// again until it succeeds or the witness ends. It runs in the witness, which also collects the processes
-	// that it starts, so it should start none. The store is not closed, because the witness's process is about to end.
+	// that it starts, so it should start none. [Run] does not wait until the store is closed.
 	Open func(ctx context.Context) (tenure.Store, error)
 
 	// Young is the age below which a term is left to expire when its process dies. A job that crashes its process

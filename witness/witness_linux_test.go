@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -386,14 +387,8 @@ func TestKillsAtRandomInstantsNeitherOverlapNorLeaveALease(t *testing.T) {
 }
 
 func TestAWitnessIsTheFirstProcessOfAContainer(t *testing.T) {
-	unshare := []string{"unshare", "--pid", "--fork", "--mount-proc", "--kill-child"}
-	if err := exec.Command(unshare[0], append(unshare[1:], "true")...).Run(); err != nil {
-		t.Skipf("no namespace of its own can be had: %v", err)
-	}
 	s := newSite(t, "")
-	self, err := os.Executable()
-	require.NoError(t, err)
-	a := s.start(nil, "sh", "", "exec "+strings.Join(unshare, " ")+" env "+roleEnv+"=witness WITNESS_TEST_PROGRAM=leaves "+self)
+	a := s.container(roleEnv + "=witness WITNESS_TEST_PROGRAM=leaves")
 	_, witnessed := a.begins()
 	require.True(t, witnessed)
 	a.hears("left")
@@ -406,8 +401,52 @@ func TestAWitnessIsTheFirstProcessOfAContainer(t *testing.T) {
 		}
 	}
 	require.Equal(t, 137, a.exits())
-	_, err = s.lease("0").Read(t.Context())
+	_, err := s.lease("0").Read(t.Context())
 	kit.WantErr(t, err, tenure.ErrNotFound)
+}
+
+// container starts this program as the first process of a namespace, with an environment.
+func (s *site) container(env string) *party {
+	unshare := []string{"unshare", "--pid", "--fork", "--mount-proc", "--kill-child"}
+	if err := exec.Command(unshare[0], append(unshare[1:], "true")...).Run(); err != nil {
+		s.Skipf("no namespace of its own can be had: %v", err)
+	}
+	self, err := os.Executable()
+	require.NoError(s, err)
+	return s.start(nil, "sh", "", "exec "+strings.Join(unshare, " ")+" env "+env+" "+self)
+}
+
+// The whole container is killed at once, as when its memory runs out, and the sidecar goes on.
+func TestASidecarReleasesWhenNothingOfAContainerIsLeft(t *testing.T) {
+	s := newSite(t, "")
+	socket := filepath.Join(s.dir, "witness.sock")
+	sidecar := s.start(nil, "sidecar", "", socket)
+	kit.Await(t, "it listens", func() bool { _, err := os.Stat(socket); return err == nil })
+
+	// A process that is not the first of its container may leave others behind.
+	outside := s.start([]string{"TENURE_WITNESS=" + socket, "WITNESS_TEST_TTL=1s"}, "hold")
+	program, witnessed := outside.begins()
+	require.False(t, witnessed)
+	kill(t, program, syscall.SIGKILL)
+
+	for range 3 {
+		a := s.container(roleEnv + "=leaves TENURE_WITNESS=" + socket)
+		_, witnessed = a.begins()
+		require.True(t, witnessed)
+		a.hears("left")
+		first := proctree.Descendants(a.Process.Pid)[0].PID
+		kill(t, first, syscall.SIGKILL)
+		kit.Await(t, "it is released", func() bool { // long before the TTL
+			h, err := s.lease("0").Read(t.Context())
+			return errors.Is(err, tenure.ErrNotFound) || h.Holder == "" // an offer, if the takeover from outside was not confirmed yet
+		})
+		daemon, err := os.OpenFile(filepath.Join(s.dir, "daemon"), os.O_RDWR, 0o600)
+		require.NoError(t, err)
+		require.NoError(t, syscall.Flock(int(daemon.Fd()), syscall.LOCK_EX|syscall.LOCK_NB), "its daemon still runs")
+		daemon.Close()
+	}
+	kill(t, sidecar.Process.Pid, syscall.SIGTERM)
+	require.Equal(t, 0, sidecar.exits())
 }
 
 // What the server still executes for a dead program is not committed after the release. Without the drain it is, or this

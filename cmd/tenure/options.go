@@ -72,6 +72,7 @@ type options struct {
 	fenceEvery   time.Duration
 	unfenceEvery time.Duration
 
+	listen         string
 	drain          bool
 	settle         time.Duration
 	young          time.Duration
@@ -117,6 +118,7 @@ func (o *options) define(flags *flag.FlagSet) {
 	flags.BoolVar(&o.drained, "drained", false, "list the replicas that are drained")
 	flags.IntVar(&o.replicas, "replicas", 3, "`NUMBER` of replicas that are to use the store")
 	durationVar(flags, &o.look, "look", 5*time.Second, "`TIME` to measure for, at most 6s")
+	flags.StringVar(&o.listen, "listen", "", "`PATH` of a socket, for programs that others start: see docs/witness.md")
 	flags.BoolVar(&o.drain, "drain", true, "on Postgres, end the sessions of the dead program before the release")
 	durationVar(flags, &o.settle, "settle", 0, "`TIME` to wait between the death and the release, for requests that the program had sent")
 	durationVar(flags, &o.young, "young", witness.DefaultYoung, "`TIME` that a term must have lasted when its process dies; a younger one is left to expire,\nso that a job that crashes its process does not crash one replica after the other")

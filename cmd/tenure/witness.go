@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strconv"
 	"syscall"
 
@@ -37,9 +38,14 @@ In a container, witness is the entrypoint, and needs no other init:
 
   ENTRYPOINT ["/tenure", "witness", "-stop-timeout", "25s", "--", "/server"]
 
+As a sidecar in Kubernetes, it is the witness of containers that mount the directory of its
+socket and have the path in TENURE_WITNESS:
+
+  tenure witness -listen /run/tenure/witness.sock
+
 Under systemd, use KillMode=mixed, OOMPolicy=continue and OOMScoreAdjust=-900, and for
 Type=notify also NotifyAccess=all. It needs Linux.`,
-	flags: storeFlags + "drain settle young stop-timeout release-timeout pass-store log",
+	flags: storeFlags + "listen drain settle young stop-timeout release-timeout pass-store log",
 	usages: map[string]string{
 		"store":        "`PATH` or URL of the store that the program uses",
 		"stop-timeout": "`TIME` from SIGTERM until witness kills the program, and releases (default never); less than\nthe grace period of the container, so that a job that hangs hands over all the same",
@@ -48,18 +54,22 @@ Type=notify also NotifyAccess=all. It needs Linux.`,
 	act:   runWitness,
 }
 
-func runWitness(_ context.Context, o *options, out *output, args []string) error {
+func runWitness(ctx context.Context, o *options, out *output, args []string) error {
 	name, err := o.store.name()
 	switch {
 	case err != nil:
 		return err
-	case len(args) == 0:
+	case len(args) == 0 && o.listen == "":
 		return usageError(`no program: "tenure witness -h" explains the usage`)
+	case len(args) > 0 && o.listen != "":
+		return usageError("-listen is for programs that others start: give either it or a program")
 	case o.settle < 0 || o.young < 0 || o.stopTimeout < 0 || o.releaseTimeout <= 0:
 		return usageError("-settle, -young, -stop-timeout and -release-timeout must not be negative, and -release-timeout not be 0")
 	}
-	if _, err := exec.LookPath(args[0]); err != nil {
-		return usageError("%v", err)
+	if o.listen == "" {
+		if _, err := exec.LookPath(args[0]); err != nil {
+			return usageError("%v", err)
+		}
 	}
 	o.store.hideURL(len(args))
 	lines := newLateWriter(out.stderr)
@@ -72,6 +82,11 @@ func runWitness(_ context.Context, o *options, out *output, args []string) error
 	}
 	if o.young == 0 {
 		cfg.Young = -1
+	}
+	if o.listen != "" {
+		ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
+		defer stop()
+		return witness.Listen(ctx, cfg, o.listen)
 	}
 	if o.passStore {
 		cfg.Env = append(cfg.Env, storeEnv+"="+name)

@@ -19,10 +19,42 @@ const patience = 20 * time.Millisecond
 func attach() (socket, string, error) {
 	value := os.Getenv(Env)
 	os.Unsetenv(Env)
-	if value == "" || value == "off" {
+	switch {
+	case value == "" || value == "off":
 		return nil, "", nil
+	case strings.HasPrefix(value, "/"):
+		return dial(value)
 	}
 	return inherited(value)
+}
+
+// dial connects to a sidecar, and asks for a name.
+func dial(path string) (socket, string, error) {
+	if os.Getpid() != 1 {
+		return nil, "", errors.New("this process is not the first of its container (PID 1), so its death would not prove that nothing of it is left")
+	}
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, "", os.NewSyscallError("socket", err)
+	}
+	var name [64]byte
+	n, limit := 0, syscall.Timeval{Sec: 1} // an acquire waits for the answer, once
+	err = errors.Join(
+		syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO, &limit),
+		syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_RCVTIMEO, &limit),
+		syscall.Connect(fd, &syscall.SockaddrUnix{Name: path}),
+	)
+	if err == nil {
+		n, err = syscall.Read(fd, name[:])
+	}
+	if err == nil && n == 0 {
+		err = errors.New("it has refused: its log says why")
+	}
+	if err != nil {
+		syscall.Close(fd)
+		return nil, "", fmt.Errorf("connect to %s: %w", path, err)
+	}
+	return open(fd, string(name[:n]))
 }
 
 // inherited takes over the socket of a witness that is the parent of this process, or its parent's.

@@ -18,7 +18,7 @@ import (
 )
 
 // Env is the environment variable by which a process finds its witness: NAME:FD:INODE, where NAME stands in records and
-// FD is a socket with that inode; or "off". It is removed
+// FD is a socket with that inode; or the path of a sidecar's socket; or "off". It is removed
 // when the process first competes for a lease, so that what the process starts is not witnessed in its own right.
 const Env = "TENURE_WITNESS"
 

@@ -25,7 +25,7 @@ func TestAProcessWhoseDeathTheWitnessCouldNotProveDoesNotNameIt(t *testing.T) {
 	for value, why := range map[string]string{
 		"":                                      "",
 		"off":                                   "",
-		"/a/socket":                             "is",
+		"/a/socket":                             "not the first of its container",
 		fmt.Sprintf("name:%d:%d", there, inode): "not one of its descendants", // this process has made the socket itself
 		fmt.Sprintf("name:%d:%d", there, inode+1): "was closed",
 		"name:9999:1": "was closed",
