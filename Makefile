@@ -72,7 +72,7 @@ KUBE = $${XDG_CACHE_HOME:-$$HOME/.cache}/tenure/kube-apiserver-$(shell sed -n 's
 
 .PHONY: kube-apiserver
 kube-apiserver: ## build the API server of Kubernetes that the tests of kubetenure run, once
-	@test -x "$(KUBE)" || (cd proof/kubernetes && go build -trimpath -ldflags '-s -w' -o "$(KUBE)" k8s.io/kubernetes/cmd/kube-apiserver)
+	@test -x "$(KUBE)" || (mkdir -p "$$(dirname "$(KUBE)")" && cd proof/kubernetes && go build -trimpath -ldflags '-s -w' -o "$(KUBE)" k8s.io/kubernetes/cmd/kube-apiserver)
 
 .PHONY: kube
 kube: kube-apiserver ## all tests that need Kubernetes, with a mixed fleet of 1,000 terms, for some 20 minutes
