@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/witnessed"
 	"github.com/tenurelib/tenure/witness"
 )
 
@@ -167,6 +168,8 @@ func (o *options) validate(args []string) (timing, error) {
 		return timing{}, usageError("give either a program, or -start and -stop")
 	case service && (o.start == "" || o.stop == ""):
 		return timing{}, usageError("-start needs -stop, and -stop needs -start")
+	case service && os.Getenv(witnessed.Env) != "":
+		return timing{}, usageError("-start and -stop do not work under a witness, which would end the guard before -stop has run: start tenure run by itself")
 	case service && o.once:
 		return timing{}, usageError("-once needs a program")
 	case !service && (o.startEvery != 0 || o.stopEvery != 0):

@@ -42,6 +42,18 @@ func TestUnderAWitnessAlsoTheEndOfTenureRunCostsNothing(t *testing.T) {
 	}
 }
 
+// The witness would end the guard of a service before that has stopped it, and release the lease.
+func TestAServiceRefusesAWitness(t *testing.T) {
+	t.Parallel()
+	s := sqliteSite(t)
+	cmd := exec.Command(testBinary(t), "witness", "-store", s.store, "-pass-store", "--", testBinary(t), "run", "-key", "svc", "-start", "true", "-stop", "true")
+	cmd.Env = append(environ(), asTenure+"=1")
+	out, _ := cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() != 2 || !strings.Contains(string(out), "-start and -stop do not work under a witness") {
+		t.Errorf("%v: %s", cmd.ProcessState, out)
+	}
+}
+
 func TestSocketsOfSystemdReachTheProgramOfAWitness(t *testing.T) {
 	t.Parallel()
 	script := `export LISTEN_PID=$$ LISTEN_FDS=1 WATCHDOG_PID=1; exec 3<"$0"; exec "$@"`
