@@ -277,7 +277,37 @@ func TestTakersAtTheSameTimeKeepTheLimitOfAKey(t *testing.T) {
 	})
 }
 
-// The test above would notice if rows were counted in the statement that takes them: it does not see what others take
+// One take finds rows of a customer, and before it locks the customer, another take has claimed as many as there may be.
+func TestWhatOthersHaveTakenSinceRowsWereFoundCounts(t *testing.T) {
+	const gate = 4711
+	db := rowsTableOnPostgres(t, perKey)
+	db.addFor(1, 1, 100)
+	db.exec(fmt.Sprintf(`CREATE FUNCTION gate() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
+		PERFORM pg_advisory_lock_shared(%[1]d), pg_advisory_unlock_shared(%[1]d); RETURN true; END $$`, gate))
+	slow := perKey
+	slow.Ready += " AND gate()"
+	a, b := db.worker(claims.SessionConfig{}, slow), db.worker(claims.SessionConfig{}, perKey)
+	remote := db.remote("remote", time.Hour)
+	got := make(chan []claims.Claim)
+	require.NoError(t, pgx.BeginFunc(t.Context(), db.pool, func(tx pgx.Tx) error {
+		kit.ExecPostgres(t, tx, fmt.Sprintf(`SELECT pg_advisory_xact_lock(%d)`, gate))
+		go func() {
+			taken, err := a.rows.TryTakeFor(context.Background(), remote, claims.TakeOptions{N: 2})
+			if err != nil {
+				t.Error(err)
+			}
+			got <- taken
+		}()
+		kit.Await(t, "a has begun to look", func() bool {
+			return db.count(fmt.Sprintf(`SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %d AND NOT granted`, gate)) == 1
+		})
+		require.Len(t, b.take(2), 2)
+		return nil
+	}))
+	require.Empty(t, <-got)
+}
+
+// TestTakersAtTheSameTimeKeepTheLimitOfAKey would notice if rows were counted in the statement that takes them: it does not see what others take
 // meanwhile.
 func TestACountInTheStatementThatTakesRowsIsNotEnough(t *testing.T) {
 	if *perKeyNotNaive {
