@@ -183,7 +183,7 @@ func passOn() <-chan os.Signal {
 		}
 	}
 	if !signal.Ignored(syscall.SIGPIPE) {
-		signal.Notify(make(chan os.Signal), syscall.SIGPIPE) // a closed log must not end the witness
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a closed log must not end the witness
 	}
 	return signals
 }
