@@ -32,8 +32,9 @@ type client struct {
 	token *token // nil: the http.Client has the credentials
 
 	mu     sync.Mutex
-	left   time.Time      // when leave last had something to do
-	leaves sync.WaitGroup // its goroutines
+	left   time.Time // when leave last had something to do
+	closed bool
+	leaves sync.WaitGroup // the goroutines of leave
 }
 
 // serviceAccount is the directory in which a pod has its namespace and its credentials.
@@ -83,6 +84,9 @@ func transport(inPod bool) *http.Transport {
 	}
 	t.Proxy = nil
 	t.DialTLSContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		// The context of a dial outlives that of its request, and nothing else limits a handshake here.
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
 		text, err := os.ReadFile(filepath.Join(serviceAccount, "ca.crt"))
 		if err != nil {
 			return nil, err
@@ -105,13 +109,17 @@ type token struct {
 }
 
 // get reads the file again at least once a minute, and at once if the API server has refused a token.
+// While the file cannot be read, the token that was not refused remains.
 func (t *token) get(refused string) (string, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.text == "" || t.text == refused || time.Since(t.read) > time.Minute {
 		text, err := os.ReadFile(t.path)
-		if err != nil {
+		if err != nil && (t.text == "" || t.text == refused) {
 			return "", err
+		}
+		if err != nil {
+			return t.text, nil
 		}
 		t.text, t.read = strings.TrimSpace(string(text)), time.Now()
 	}
@@ -254,7 +262,7 @@ func (c *client) leave() {
 	const least, longest = time.Second, time.Second
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if time.Since(c.left) < least {
+	if c.closed || time.Since(c.left) < least {
 		return
 	}
 	c.left = time.Now()
@@ -270,6 +278,14 @@ func (c *client) leave() {
 			resp.Body.Close()
 		}
 	})
+}
+
+// close makes leave do nothing, and waits until what it has begun has ended.
+func (c *client) close() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	c.leaves.Wait()
 }
 
 // explained says what to do about an answer.

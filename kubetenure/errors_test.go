@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -158,13 +159,64 @@ func TestAPodNeedsNoConfig(t *testing.T) {
 
 	// A token that is refused is read again at once.
 	lease := kit.NewLease(t, store, tenure.LeaseConfig{Key: sweeper, Holder: "a"})
-	kubetenure.SetToken(store, "expired")
+	kubetenure.SetToken(store, "expired", 0)
 	require.NoError(t, lease.Renew(t.Context(), term))
 	write("token", "nobody's")
-	kubetenure.SetToken(store, "expired")
+	kubetenure.SetToken(store, "expired", 0)
 	require.ErrorIs(t, lease.Renew(t.Context(), term), tenure.ErrSetup)
 	write("token", "replica-token")
 	require.NoError(t, lease.Renew(t.Context(), term))
+
+	// A file that cannot be read takes away no token, except one that is refused.
+	require.NoError(t, os.Remove(filepath.Join(dir, "token")))
+	kubetenure.SetToken(store, "replica-token", time.Hour)
+	require.NoError(t, lease.Renew(t.Context(), term))
+	kubetenure.SetToken(store, "expired", time.Hour)
+	require.ErrorIs(t, lease.Renew(t.Context(), term), os.ErrNotExist)
+}
+
+// The API server's machine accepts connections, and nothing answers on them.
+func TestAConnectionThatIsNeverSecuredIsGivenUp(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var accepted, open atomic.Int32
+	var connections sync.WaitGroup
+	connections.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			accepted.Add(1)
+			open.Add(1)
+			connections.Go(func() {
+				defer conn.Close()
+				_, _ = io.Copy(io.Discard, conn)
+				open.Add(-1)
+			})
+		}
+	})
+	dir := t.TempDir()
+	kubetenure.SetServiceAccount(t, dir)
+	for _, name := range []string{"namespace", "token", "ca.crt"} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("default"), 0o600))
+	}
+	host, port, err := net.SplitHostPort(listener.Addr().String())
+	require.NoError(t, err)
+	t.Setenv("KUBERNETES_SERVICE_HOST", host)
+	t.Setenv("KUBERNETES_SERVICE_PORT", port)
+	store, err := kubetenure.New(kubetenure.Config{Logger: kit.Quiet})
+	require.NoError(t, err)
+	defer store.Close()
+	for range 5 {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		_, err := store.Get(ctx, widget)
+		cancel()
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	}
+	kit.Await(t, "all connections are closed", func() bool { return accepted.Load() >= 5 && open.Load() == 0 })
+	require.NoError(t, listener.Close())
+	connections.Wait()
 }
 
 // tooMany answers 429 to the first requests.

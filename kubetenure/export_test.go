@@ -12,9 +12,9 @@ func SetServiceAccount(t *testing.T, dir string) {
 	t.Cleanup(func() { serviceAccount = was })
 }
 
-// SetToken makes a store use a token as if it had just read it.
-func SetToken(s *Store, text string) {
+// SetToken makes a store use a token as if it had read it that long ago.
+func SetToken(s *Store, text string, ago time.Duration) {
 	s.client.token.mu.Lock()
 	defer s.client.token.mu.Unlock()
-	s.client.token.text, s.client.token.read = text, time.Now()
+	s.client.token.text, s.client.token.read = text, time.Now().Add(-ago)
 }

@@ -94,13 +94,10 @@ type record struct {
 //
 // The duration is the TTL and a second more, because client-go takes over when it has seen no
 // change for it, and compares times in whole seconds: it does not see the later of two renewals
-// in one second.
+// in one second. Any other time is a change to it, so the renewTime goes back when the clock does:
+// one that waited for the clock to catch up would be no renewal.
 func specFor(payload []byte, before leaseSpec, now time.Time) leaseSpec {
-	s := leaseSpec{LeaseTransitions: before.LeaseTransitions}
-	if had, err := time.Parse(time.RFC3339Nano, before.RenewTime); err == nil && !now.After(had) {
-		now = had.Add(time.Microsecond)
-	}
-	s.RenewTime = now.UTC().Format(microTime)
+	s := leaseSpec{LeaseTransitions: before.LeaseTransitions, RenewTime: now.UTC().Format(microTime)}
 	var r record
 	if json.Unmarshal(payload, &r) != nil || r.Term == "" || r.TTLMS <= 0 || r.TTLMS/1000 > math.MaxInt32-2 { // not a lease's
 		return s

@@ -377,6 +377,28 @@ func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 	judgeAll(t, log)
 }
 
+// Only the cluster's own words say which policy it was.
+func TestAPolicyThatRefusesLeasesIsNamed(t *testing.T) {
+	t.Parallel()
+	c := running(t)
+	ns := c.namespace(t)
+	store := c.store(t, ns)
+	policies := "/apis/admissionregistration.k8s.io/v1"
+	c.do(t, "POST", policies+"/validatingadmissionpolicies", `{"metadata": {"name": "no-leases"}, "spec": {
+		"matchConstraints": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "`+ns+`"}},
+			"resourceRules": [{"apiGroups": ["coordination.k8s.io"], "apiVersions": ["v1"], "resources": ["leases"], "operations": ["CREATE", "UPDATE"]}]},
+		"validations": [{"expression": "false", "message": "ask the platform team", "reason": "Invalid"}]}}`)
+	c.do(t, "POST", policies+"/validatingadmissionpolicybindings", `{"metadata": {"name": "no-leases"}, "spec": {"policyName": "no-leases", "validationActions": ["Deny"]}}`)
+	defer c.do(t, "DELETE", policies+"/validatingadmissionpolicies/no-leases", nil)
+	defer c.do(t, "DELETE", policies+"/validatingadmissionpolicybindings/no-leases", nil)
+	kit.Await(t, "the policy works", func() bool { return store.Migrate(t.Context()) != nil })
+	err := store.Migrate(t.Context())
+	require.ErrorIs(t, err, tenure.ErrSetup)
+	require.NotErrorIs(t, err, tenure.ErrInvalid)
+	require.ErrorContains(t, err, "ask the platform team")
+	require.NotContains(t, err.Error(), "%!")
+}
+
 // A webhook or policy that drops the annotations makes the record one of another program. The term is not
 // begun, and the error says what to do.
 func TestALeaseWhoseAnnotationsAreDroppedIsNoticed(t *testing.T) {

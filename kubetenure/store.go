@@ -107,7 +107,7 @@ func (s *Store) Close() error {
 	s.mu.Unlock()
 	s.watches.Close()
 	s.endEra()
-	s.client.leaves.Wait()
+	s.client.close()
 	if s.cfg.Client == nil {
 		s.client.http.CloseIdleConnections()
 	}
@@ -146,10 +146,11 @@ func (s *Store) Migrate(ctx context.Context) (err error) {
 	o := object{Type: "tenure", ID: "probe", Write: crand.Text()}
 	l := new(state).encode(probe, s.cfg.Namespace, o, nil, released(leaseSpec{}, time.Now()))
 	var got lease
+	var answer *status
 	err = s.client.send(ctx, http.MethodPut, probe, url.Values{"dryRun": {"All"}}, &l, &got)
 	switch {
-	case errors.Is(err, tenure.ErrInvalid): // by a policy, as there is nothing wrong with it
-		return fmt.Errorf("%w: %w", tenure.ErrSetup, errors.Unwrap(err))
+	case errors.Is(err, tenure.ErrInvalid) && errors.As(err, &answer): // by a policy, as there is nothing wrong with it
+		return fmt.Errorf("%w: %w", tenure.ErrSetup, answer)
 	case err != nil:
 		return err
 	case got.Metadata.Annotations[ofObject] != l.Metadata.Annotations[ofObject]:

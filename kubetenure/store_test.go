@@ -58,6 +58,31 @@ func TestALeaseIsAcquiredRenewedAndReleased(t *testing.T) {
 }
 
 // Whoever knows an old state of a Lease must not bring it back.
+// client-go compares renewTimes in whole seconds. It would see no renewal until the clock has caught up.
+func TestARenewalAfterTheClockWasSetBackIsOneToClientGo(t *testing.T) {
+	t.Parallel()
+	c := running(t)
+	ns := c.namespace(t)
+	lease := kit.NewLease(t, c.store(t, ns), tenure.LeaseConfig{Key: sweeper, Holder: "a"})
+	term, err := lease.TryAcquire(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, lease.Release(t.Context(), term))
+	ahead := time.Now().Add(time.Hour).UTC().Format("2006-01-02T15:04:05.000000Z")
+	c.do(t, "PATCH", leases(ns)+"/sweeper.lease", `{"spec": {"renewTime": "`+ahead+`"}}`)
+	renewed := func() {
+		t.Helper()
+		text := c.do(t, "GET", leases(ns)+"/sweeper.lease", nil)["spec"].(map[string]any)["renewTime"].(string)
+		at, err := time.Parse(time.RFC3339Nano, text)
+		require.NoError(t, err)
+		require.WithinDuration(t, time.Now(), at, soon)
+	}
+	term, err = lease.TryAcquire(t.Context())
+	require.NoError(t, err)
+	renewed()
+	require.NoError(t, lease.Renew(t.Context(), term))
+	renewed()
+}
+
 func TestAWriteAtTheVersionOfALeaseThatWasDeletedIsRefused(t *testing.T) {
 	t.Parallel()
 	c := running(t)
