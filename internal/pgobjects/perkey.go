@@ -2,6 +2,7 @@ package pgobjects
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -40,14 +41,15 @@ const (
 				SELECT {id} AS tenure_id, {key} AS tenure_key FROM {rows} WHERE {id} = ANY(ARRAY(SELECT tenure_id FROM tenure_picked)) ORDER BY {order})`
 	whichAreReadyPerKey = openRows + `
 			SELECT tenure_id::text, $1::text, 0::bigint, 0 FROM tenure_ordered LIMIT $2::bigint`
-	// lockKeys notes the keys that it has locked, once for each row to take. It returns whether it has found rows, and the
-	// lock of the first key if others have locked all keys.
+	// lockKeys notes the keys that it has locked, once for each row to take. It returns whether it has found rows, the
+	// lock of the first key if others have locked all keys, and the rows to take.
 	lockKeys = openRows + `,
 			tenure_locked AS MATERIALIZED (
 				SELECT tenure_key FROM tenure_ordered WHERE pg_try_advisory_xact_lock(` + lockOfKey + `) LIMIT $2::bigint)
 			SELECT EXISTS (SELECT FROM tenure_ordered) AND $1::text IS NOT NULL,
 				(SELECT ` + lockOfKey + ` FROM tenure_ordered WHERE NOT EXISTS (SELECT FROM tenure_locked) LIMIT 1),
-				set_config('tenure.keys', ARRAY(SELECT tenure_key FROM tenure_locked)::text, true)`
+				set_config('tenure.keys', ARRAY(SELECT tenure_key FROM tenure_locked)::text, true),
+				ARRAY(SELECT tenure_id::text FROM tenure_ordered WHERE tenure_key IN (SELECT tenure_key FROM tenure_locked))`
 	lockOfKey      = `hashtextextended(tenure_key::text, '{rows}'::regclass::oid::bigint)`
 	takeRowsPerKey = `
 			WITH tenure_locked AS MATERIALIZED (
@@ -67,15 +69,20 @@ func sendTake(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, te
 	return r.sendWhere(ctx, limit, 0, s, text, where, args, nil)
 }
 
-// takePerKey is sendTake for rows of which only so many with the same key may be claimed at once. If others have taken the
-// rows that it found, it looks for more. If they have locked all keys, it waits for the lock of the first, while it has
-// none itself.
+// takePerKey is sendTake for rows of which only so many with the same key may be claimed at once. If it gets none of the rows
+// that it has found, because others have taken them or a transaction of the application's has locked them, it leaves these
+// out and looks for twice as many. If others have locked all keys, it waits for the lock of the first, while it has none itself.
 func takePerKey(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, text, where string, args []any) ([]objects.Claim, error) {
-	const most = 10 // then other callers have their turn
+	const (
+		most     = 10 // then other callers have their turn
+		mostRows = 1000
+	)
+	looking := slices.Clone(args)
 	var await *int64
 	for range most {
 		var found bool
 		var taken *int64
+		var tried []string
 		lock := time.Duration(0)
 		if await != nil {
 			lock = lockWait(limit)
@@ -84,8 +91,8 @@ func takePerKey(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, 
 			if await != nil {
 				batch.Queue(`SELECT pg_advisory_xact_lock($1)`, *await)
 			}
-			batch.Queue(s.texts.Where(lockKeys, where), args...).QueryRow(func(row pgx.Row) error {
-				return row.Scan(&found, &taken, nil)
+			batch.Queue(s.texts.Where(lockKeys, where), looking...).QueryRow(func(row pgx.Row) error {
+				return row.Scan(&found, &taken, nil, &tried)
 			})
 		})
 		if await != nil && pgconns.SQLState(err) == pgconns.StateLockNotAvailable {
@@ -95,6 +102,8 @@ func takePerKey(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, 
 			return rows, err
 		}
 		await = taken
+		looking[1] = min(2*looking[1].(int), max(mostRows, args[1].(int)))
+		looking[2] = slices.Concat(looking[2].([]string), tried)
 	}
 	return nil, nil
 }

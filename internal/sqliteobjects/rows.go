@@ -55,9 +55,10 @@ const (
 				AND ` + ofThese + ``
 	ofThese       = `(?4 IS NULL OR hex({id}) IN (SELECT value FROM json_each(?4)))`
 	ofTheseByText = `{id} IN (SELECT value FROM json_each(?4))` // finds them in the index
-	takeRows      = `
+	// A row whose ID is a blob was found by a text that may be another row's ID. That row may be claimed.
+	takeRows = `
 			UPDATE {rows} SET {session} = ?1, {token} = max(CASE WHEN {token} < {version_limit} THEN {token} + 1 ELSE 0 END, ?2){count}
-			WHERE {id} IN (SELECT value FROM json_each(?3)) RETURNING ` + rowColumns
+			WHERE {id} IN (SELECT value FROM json_each(?3)) AND {session} IS NULL RETURNING ` + rowColumns
 	// The + keeps it from the index on the session.
 	freeRows = `
 			UPDATE {rows} SET {set} WHERE +{session} = ?1 AND ({id}, coalesce({token}, 0)) IN (
