@@ -41,15 +41,14 @@ const (
 				SELECT {id} AS tenure_id, {key} AS tenure_key FROM {rows} WHERE {id} = ANY(ARRAY(SELECT tenure_id FROM tenure_picked)) ORDER BY {order})`
 	whichAreReadyPerKey = openRows + `
 			SELECT tenure_id::text, $1::text, 0::bigint, 0 FROM tenure_ordered LIMIT $2::bigint`
-	// lockKeys notes the keys that it has locked, once for each row to take. It returns whether it has found rows, the
-	// lock of the first key if others have locked all keys, and the rows to take.
+	// lockKeys notes the keys that it has locked, once for each row to take. It returns whether it has found rows, and the
+	// lock of the first key if others have locked all keys.
 	lockKeys = openRows + `,
 			tenure_locked AS MATERIALIZED (
 				SELECT tenure_key FROM tenure_ordered WHERE pg_try_advisory_xact_lock(` + lockOfKey + `) LIMIT $2::bigint)
 			SELECT EXISTS (SELECT FROM tenure_ordered) AND $1::text IS NOT NULL,
 				(SELECT ` + lockOfKey + ` FROM tenure_ordered WHERE NOT EXISTS (SELECT FROM tenure_locked) LIMIT 1),
-				set_config('tenure.keys', ARRAY(SELECT tenure_key FROM tenure_locked)::text, true),
-				ARRAY(SELECT tenure_id::text FROM tenure_ordered WHERE tenure_key IN (SELECT tenure_key FROM tenure_locked))`
+				set_config('tenure.keys', ARRAY(SELECT tenure_key FROM tenure_locked)::text, true)`
 	lockOfKey      = `hashtextextended(tenure_key::text, '{rows}'::regclass::oid::bigint)`
 	takeRowsPerKey = `
 			WITH tenure_locked AS MATERIALIZED (
@@ -70,8 +69,8 @@ func sendTake(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, te
 }
 
 // takePerKey is sendTake for rows of which only so many with the same key may be claimed at once. If it gets none of the rows
-// that it has found, because others have taken them or a transaction of the application's has locked them, it leaves these
-// out and looks for twice as many. If others have locked all keys, it waits for the lock of the first, while it has none itself.
+// that it has found, because others have taken them or a transaction of the application's has locked them, it looks for
+// twice as many. If others have locked all keys, it waits for the lock of the first, while it has none itself.
 func takePerKey(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, text, where string, args []any) ([]objects.Claim, error) {
 	const (
 		most     = 10 // then other callers have their turn
@@ -82,7 +81,6 @@ func takePerKey(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, 
 	for range most {
 		var found bool
 		var taken *int64
-		var tried []string
 		lock := time.Duration(0)
 		if await != nil {
 			lock = lockWait(limit)
@@ -92,7 +90,7 @@ func takePerKey(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, 
 				batch.Queue(`SELECT pg_advisory_xact_lock($1)`, *await)
 			}
 			batch.Queue(s.texts.Where(lockKeys, where), looking...).QueryRow(func(row pgx.Row) error {
-				return row.Scan(&found, &taken, nil, &tried)
+				return row.Scan(&found, &taken, nil)
 			})
 		})
 		if await != nil && pgconns.SQLState(err) == pgconns.StateLockNotAvailable {
@@ -103,7 +101,6 @@ func takePerKey(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, 
 		}
 		await = taken
 		looking[1] = min(2*looking[1].(int), max(mostRows, args[1].(int)))
-		looking[2] = slices.Concat(looking[2].([]string), tried)
 	}
 	return nil, nil
 }
