@@ -259,18 +259,26 @@ func (s *Store) doubt(key tenure.Key) {
 }
 
 // List returns at most limit objects of a type, those whose IDs come after the given one, in
-// the order of the IDs' bytes. It reads all of the type.
+// the order of the IDs' bytes. It reads all of the type. A Lease that names a key is listed even if
+// the name of the Lease is in another process's [Config] only.
 func (s *Store) List(ctx context.Context, objectType, after string, limit int) (found []tenure.Object, err error) {
 	defer storekit.OpError(ctx, &err, "kubetenure: list", objectType)
 	if err := storekit.CheckList(objectType, after, limit); err != nil {
 		return nil, err
 	}
+	objects := make(map[string]tenure.Object)
 	err = s.each(ctx, ofType+"="+hashOf(objectType), func(key tenure.Key, l lease) {
 		is, err := decode(key, l)
-		if err == nil && key.Type == objectType && key.ID > after && s.name(key) == l.Metadata.Name && is.version() != 0 {
-			found = append(found, is.tenureObject(key))
+		if err != nil || key.Type != objectType || key.ID <= after || is.version() == 0 {
+			return
+		}
+		_, configured := s.cfg.Leases[key]
+		_, listed := objects[key.ID]
+		if s.name(key) == l.Metadata.Name || !configured && !listed {
+			objects[key.ID] = is.tenureObject(key)
 		}
 	})
+	found = slices.Collect(maps.Values(objects))
 	slices.SortFunc(found, func(a, b tenure.Object) int { return cmp.Compare(a.Key.ID, b.Key.ID) })
 	return found[:min(limit, len(found))], err
 }

@@ -365,40 +365,6 @@ func TestAPayloadMayHave128KiBWhateverItIs(t *testing.T) {
 	require.ErrorIs(t, err, tenure.ErrNotFound)
 }
 
-func TestTheNameOfALeaseIsReadableWhereItCanBe(t *testing.T) {
-	t.Parallel()
-	c := running(t)
-	ns := c.namespace(t)
-	store := c.store(t, ns)
-	for key, name := range map[tenure.Key]string{
-		{Type: "lease", ID: "sweeper"}:               "sweeper.lease",
-		{Type: "lease", ID: strings.Repeat("x", 63)}: strings.Repeat("x", 63) + ".lease",
-		{Type: "reconciler_lease", ID: "web"}:        "tenure-b28c2802e54604304af963e2b334b812",
-		{Type: "lease", ID: "a.b"}:                   "tenure-eac2396432b517cf7e363363a6dd0aee",
-	} {
-		_, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.IfAbsent())
-		require.NoError(t, err)
-		code, _ := c.call(t, "GET", leases(ns)+"/"+name, nil)
-		if code != http.StatusOK {
-			t.Errorf("%s is not Lease %s, of %v", key, name, c.names(t, ns))
-		}
-	}
-	types, err := store.Types(t.Context(), 10)
-	require.NoError(t, err)
-	require.Equal(t, []string{"lease", "reconciler_lease"}, types)
-	types, err = store.Types(t.Context(), 1)
-	require.NoError(t, err)
-	require.Equal(t, []string{"lease"}, types)
-}
-
-func (c *cluster) names(t testing.TB, ns string) (names []string) {
-	t.Helper()
-	for _, item := range c.do(t, "GET", leases(ns), nil)["items"].([]any) {
-		names = append(names, item.(map[string]any)["metadata"].(map[string]any)["name"].(string))
-	}
-	return names
-}
-
 func TestARenewalIsOneRequest(t *testing.T) {
 	t.Parallel()
 	c := running(t)
@@ -437,21 +403,4 @@ func TestADeletionBetweenTheReadAndTheWatchIsTold(t *testing.T) {
 	watch := store.Watch(widget).(tenure.ChangeSubscription)
 	defer watch.Stop()
 	kit.Await(t, "the deletion has arrived", func() bool { change, ok := watch.Last(); return ok && change.Deleted })
-}
-
-func TestAStoreThatIsClosedRefusesCalls(t *testing.T) {
-	t.Parallel()
-	c := running(t)
-	store := c.store(t, c.namespace(t))
-	watch := live(t, store, widget)
-	require.NoError(t, store.Close())
-	require.False(t, watch.Live())
-	_, err := store.Get(t.Context(), widget)
-	require.ErrorContains(t, err, "the store is closed")
-	require.ErrorContains(t, store.Migrate(t.Context()), "the store is closed")
-	require.False(t, storeAnswered(err))
-}
-
-func storeAnswered(err error) bool {
-	return errors.Is(err, tenure.ErrNotFound) || errors.Is(err, tenure.ErrSetup) || errors.Is(err, tenure.ErrInvalid)
 }
