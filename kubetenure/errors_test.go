@@ -187,8 +187,8 @@ func TestAConnectionThatIsNeverSecuredIsGivenUp(t *testing.T) {
 			if err != nil {
 				return
 			}
-			accepted.Add(1)
 			open.Add(1)
+			accepted.Add(1)
 			connections.Go(func() {
 				defer conn.Close()
 				_, _ = io.Copy(io.Discard, conn)
@@ -214,7 +214,7 @@ func TestAConnectionThatIsNeverSecuredIsGivenUp(t *testing.T) {
 		cancel()
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 	}
-	kit.Await(t, "all connections are closed", func() bool { return accepted.Load() >= 5 && open.Load() == 0 })
+	kit.Await(t, "all connections are closed", func() bool { return accepted.Load() > 0 && open.Load() == 0 })
 	require.NoError(t, listener.Close())
 	connections.Wait()
 }
