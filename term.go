@@ -142,8 +142,9 @@ func (t *Term) Holder() string { return t.must("Holder").holder }
 // AcquiredAt returns when the term began, by the clock of the process that began it.
 func (t *Term) AcquiredAt() time.Time { return t.must("AcquiredAt").acquiredAt }
 
-// Witnessed reports whether the lease is released as soon as this process is dead, and not only when
-// its record expires: the process runs under a witness, which knows of the term. See package witness.
+// Witnessed reports whether the record names a witness, which was told of the term. When this process and all others under
+// the witness are dead, it releases the lease, so that the record need not expire: unless the term is too young then, the lease is
+// in another store than the one that the witness opens, or the witness has itself died meanwhile. See package witness.
 func (t *Term) Witnessed() bool { return t.must("Witnessed").witnessed }
 
 // timeLeft returns for how long the term may still be trusted, by both clocks: 0 or less if it

@@ -117,11 +117,9 @@ func serve(ctx context.Context, cfg Config, conn *net.UnixConn) error {
 		return nil
 	}
 	died := time.Now()
-	releasing, stop := context.WithTimeout(ctx, cfg.ReleaseTimeout)
-	defer stop()
 	conn.CloseRead() // all that the dead have said can still be read
 	<-heard
-	w.release(releasing, died, -1)
+	w.release(ctx, died, -1)
 	return nil
 }
 

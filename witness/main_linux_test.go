@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "modernc.org/sqlite"
@@ -48,6 +49,23 @@ func play(role string) int {
 	case "main":
 		witness.Main(openTestStore)
 		return hold()
+	case "too long": // so that Main cannot start a child
+		os.Setenv("WITNESS_TEST_LONG", strings.Repeat("x", 1<<20))
+		witness.Main(openTestStore)
+		const getChildSubreaper = 37
+		var reaper int32
+		syscall.Syscall(syscall.SYS_PRCTL, getChildSubreaper, uintptr(unsafe.Pointer(&reaper)), 0)
+		fmt.Println("alone", reaper)
+		select {}
+	case "terminal": // a shell, which runs a witness and then reads from the terminal
+		os.Setenv(roleEnv, "witness")
+		os.Setenv("WITNESS_TEST_PROGRAM", "sh")
+		shell := exec.Command("/proc/self/exe", `read line; echo "$line"`)
+		shell.Stdin, shell.Stdout, shell.Stderr = os.Stdin, os.Stdout, os.Stderr
+		fmt.Println("ended", shell.Run())
+		var line string
+		_, err := fmt.Scanln(&line)
+		fmt.Println(line, err)
 	case "witness":
 		os.Setenv(roleEnv, os.Getenv("WITNESS_TEST_PROGRAM"))
 		timeout, _ := time.ParseDuration(os.Getenv("WITNESS_TEST_STOP_TIMEOUT"))

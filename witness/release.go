@@ -1,12 +1,13 @@
 package witness
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"io"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -47,29 +48,46 @@ type witness struct {
 
 // keys are those that were told.
 type keys struct {
-	latest, before map[tenure.Key]bool // two generations
+	latest, before map[tenure.Key]int // two generations; the numbers grow
+	told           int
 	wakes          map[tenure.Key]bool
 }
 
 func newKeys() *keys {
-	return &keys{latest: make(map[tenure.Key]bool), wakes: make(map[tenure.Key]bool)}
+	return &keys{latest: make(map[tenure.Key]int), wakes: make(map[tenure.Key]bool)}
 }
 
 func (k *keys) add(key tenure.Key) {
 	if len(k.latest) >= mostKeys {
-		k.before, k.latest = k.latest, make(map[tenure.Key]bool)
+		k.before, k.latest = k.latest, make(map[tenure.Key]int)
 	}
-	k.latest[key] = true
+	k.told++
+	k.latest[key] = k.told
 	delete(k.before, key)
 }
 
-func (k *keys) all() (all []tenure.Key) {
-	for _, generation := range []map[tenure.Key]bool{k.latest, k.before} {
-		for key := range generation {
-			all = append(all, key)
+// all returns sessions, which stand for many keys and are told once, and then the other keys, each beginning with the
+// last that was told: a program may have had more keys than can be looked at in time, most of which it has released.
+func (k *keys) all() []tenure.Key {
+	type told struct {
+		key tenure.Key
+		at  int
+	}
+	var all []told
+	for _, generation := range []map[tenure.Key]int{k.latest, k.before} {
+		for key, at := range generation {
+			if key.Type == objects.SessionType {
+				at += k.told
+			}
+			all = append(all, told{key, at})
 		}
 	}
-	return all
+	slices.SortFunc(all, func(a, b told) int { return b.at - a.at })
+	sorted := make([]tenure.Key, len(all))
+	for i := range all {
+		sorted[i] = all[i].key
+	}
+	return sorted
 }
 
 // note notes what the program tells. At the first key it opens the store.
@@ -95,7 +113,11 @@ func (w *witness) openStore(ctx context.Context) {
 	var store tenure.Store
 	for failures := 0; store == nil; failures++ {
 		var err error
-		if store, err = w.cfg.Open(ctx); err != nil {
+		store, err = w.cfg.Open(ctx)
+		if err == nil && store == nil {
+			err = errors.New("Open has returned neither a store nor an error")
+		}
+		if err != nil {
 			store = nil
 			w.cfg.Logger.Warn("failed to open the store of the leases; retrying", "error", err)
 			if !pace.Sleep(ctx, pace.Retry(time.Second, pingInterval, failures)) {
@@ -121,14 +143,35 @@ func (w *witness) openStore(ctx context.Context) {
 	}
 }
 
-// outcome counts what became of the keys.
-type outcome struct{ released, sessions, left, failed atomic.Int32 }
+// outcome is what became of the keys.
+type outcome struct {
+	released, left, failed tally
+	wake                   chan struct{} // receives when sessions were released
+}
 
-// release releases all leases of processes that have died. Nothing of them is left.
+// tally counts keys, and keeps one error of them.
+type tally struct {
+	mu  sync.Mutex
+	n   int
+	err error
+}
+
+func (t *tally) add(n int, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.n, t.err = t.n+n, cmp.Or(t.err, err)
+}
+
+// release releases all leases of processes that have died. Nothing of them is left. It takes Settle and ReleaseTimeout
+// from then on at most, and may send wakes for another second.
 func (w *witness) release(ctx context.Context, died time.Time, status int) {
 	if w.opened == nil {
 		return // it never competed
 	}
+	deadline := died.Add(w.cfg.Settle + w.cfg.ReleaseTimeout)
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	pace.Sleep(ctx, w.cfg.Settle)
 	var store tenure.Store
 	select {
 	case store = <-w.opened:
@@ -136,7 +179,6 @@ func (w *witness) release(ctx context.Context, died time.Time, status int) {
 		w.cfg.Logger.Error("the store did not answer; the leases of the program have to expire", "status", status)
 		return
 	}
-	pace.Sleep(ctx, w.cfg.Settle)
 	drained := false
 	for failures := 0; ; failures++ {
 		var err error
@@ -152,33 +194,51 @@ func (w *witness) release(ctx context.Context, died time.Time, status int) {
 	if status == 0 || drained { // then nothing is on its way
 		looks = nil
 	}
-	var result outcome
-	var releasing sync.WaitGroup
+	result := outcome{wake: make(chan struct{}, 1)}
+	var waking, releasing sync.WaitGroup
+	waking.Go(func() {
+		// A session that was released when the time was up is not to wait for its wake.
+		ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline.Add(time.Second))
+		defer cancel()
+		for range result.wake {
+			var sending sync.WaitGroup
+			for key := range w.keys.wakes {
+				sending.Go(func() { _ = tenure.Wake(ctx, store, key) })
+			}
+			sending.Wait()
+		}
+	})
 	turn := make(chan struct{}, atOnce)
-	for _, key := range w.keys.all() {
+	keys := w.keys.all()
+	for i, key := range keys {
+		turn <- struct{}{}
+		if err := ctx.Err(); err != nil {
+			result.failed.add(len(keys)-i, err)
+			break
+		}
 		releasing.Go(func() {
-			for look := -1; look < len(looks); look++ {
-				if look >= 0 && !pace.Sleep(ctx, looks[look]-time.Since(died)) {
-					return
-				}
+			done := w.settle(ctx, store, key, died, &result)
+			<-turn
+			for look := 0; !done && look < len(looks) && pace.Sleep(ctx, looks[look]-time.Since(died)); look++ {
 				turn <- struct{}{}
-				done := w.settle(ctx, store, key, died, &result)
-				<-turn
-				if done {
-					return
+				if ctx.Err() == nil {
+					done = w.settle(ctx, store, key, died, &result)
 				}
+				<-turn
 			}
 		})
 	}
 	releasing.Wait()
-	if result.sessions.Load() > 0 {
-		for key := range w.keys.wakes {
-			releasing.Go(func() { _ = tenure.Wake(ctx, store, key) })
-		}
-		releasing.Wait()
+	close(result.wake)
+	waking.Wait()
+	if result.left.n > 0 {
+		w.cfg.Logger.Warn("leases are left to expire", "leases", result.left.n, "error", result.left.err)
 	}
-	w.cfg.Logger.Info("program ended", "status", status, "released", result.released.Load(), "left_to_expire", result.left.Load(),
-		"failed", result.failed.Load(), "took", time.Since(died).Round(100*time.Microsecond))
+	if result.failed.n > 0 {
+		w.cfg.Logger.Error("failed to release leases; they will expire", "leases", result.failed.n, "error", result.failed.err)
+	}
+	w.cfg.Logger.Info("program ended", "status", status, "released", result.released.n, "left_to_expire", result.left.n,
+		"failed", result.failed.n, "took", time.Since(died).Round(100*time.Microsecond))
 }
 
 // settle releases the lease with a key, if it is a dead process's. It reports whether it has decided about one.
@@ -189,22 +249,24 @@ func (w *witness) settle(ctx context.Context, store tenure.Store, key tenure.Key
 			older += time.Since(died)
 		}
 		released, err := w.releaseKey(ctx, store, key, older)
+		// What is gone after an error was perhaps released, and the answer lost.
+		if key.Type == objects.SessionType && err == nil && (released || failures > 0) {
+			select {
+			case result.wake <- struct{}{}:
+			default: // those who wait will be woken yet
+			}
+		}
 		switch {
 		case released:
-			result.released.Add(1)
-			if key.Type == objects.SessionType {
-				result.sessions.Add(1)
-			}
+			result.released.add(1, nil)
 			return true
 		case errors.Is(err, tenure.ErrHeld):
-			result.left.Add(1)
-			w.cfg.Logger.Warn("lease is left to expire", "lease", key, "error", err)
+			result.left.add(1, err)
 			return true
 		case err == nil:
 			return false
 		case !pace.Sleep(ctx, pace.Retry(20*time.Millisecond, 500*time.Millisecond, failures)):
-			result.failed.Add(1)
-			w.cfg.Logger.Error("failed to release lease; it will expire", "lease", key, "error", err)
+			result.failed.add(1, err)
 			return true
 		}
 	}

@@ -38,29 +38,39 @@ func run(cfg Config, program string, args []string) (status int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := proctree.BecomeSubreaper(); err != nil {
-		return 0, err
-	}
 	here, there, inode, err := socketPair()
 	if err != nil {
 		return 0, err
 	}
 	defer here.Close()
-	w := &witness{cfg: cfg, name: newName(), keys: newKeys()}
-	signals := passOn()
-	tree := proctree.New(false)
-	files := []uintptr{0, 1, 2}
-	for fd := range activated() {
-		files = append(files, uintptr(3+fd))
+	defer there.Close()
+	files, socket, err := inherited(there.Fd())
+	if err != nil {
+		return 0, err
 	}
-	files = append(files, there.Fd())
+	if err := proctree.BecomeSubreaper(); err != nil {
+		return 0, err
+	}
+	w := &witness{cfg: cfg, name: newName(), keys: newKeys()}
+	signals, keep := passOn()
+	terminal := hasTerminal()
+	defer func() {
+		if terminal {
+			takeTerminal()
+		}
+		if err != nil { // this process may be the program now
+			keep()
+			proctree.ResignAsSubreaper()
+		}
+	}()
+	tree := proctree.New(false)
 	env := slices.DeleteFunc(slices.Clone(cfg.Env), func(v string) bool { return strings.HasPrefix(v, witnessed.Env+"=") })
-	env = append(env, fmt.Sprintf("%s=%s:%d:%d", witnessed.Env, w.name, len(files)-1, inode))
+	env = append(env, fmt.Sprintf("%s=%s:%d:%d", witnessed.Env, w.name, socket, inode))
 	if !cfg.NoDrain {
 		name := cmp.Or(os.Getenv("PGAPPNAME"), filepath.Base(args[0]))
 		env = append(slices.DeleteFunc(env, func(v string) bool { return strings.HasPrefix(v, "PGAPPNAME=") }), "PGAPPNAME="+w.appName(name))
 	}
-	pid, err := tree.Start(path, args, &syscall.ProcAttr{Env: env, Files: files, Sys: &syscall.SysProcAttr{Setpgid: true, Foreground: hasTerminal()}})
+	pid, err := tree.Start(path, args, &syscall.ProcAttr{Env: env, Files: files, Sys: &syscall.SysProcAttr{Setpgid: true, Foreground: terminal}})
 	there.Close()
 	if err != nil {
 		return 0, err
@@ -76,12 +86,12 @@ func run(cfg Config, program string, args []string) (status int, err error) {
 	w.attend(tree, signals)
 
 	died := time.Now()
-	burying, stop := context.WithTimeout(ctx, cfg.ReleaseTimeout)
-	defer stop()
 	code := tree.Status().ExitStatus()
 	if tree.Status().Signaled() {
 		code = 128 + int(tree.Status().Signal())
 	}
+	burying, stop := context.WithTimeout(ctx, cfg.ReleaseTimeout)
+	defer stop()
 	if !isGone(burying, tree) {
 		cfg.Logger.Error("processes that the program has started cannot be killed; its leases have to expire", "status", code)
 		return code, nil
@@ -89,7 +99,7 @@ func run(cfg Config, program string, args []string) (status int, err error) {
 	// The kernel keeps what the dead have said; nobody can say more.
 	here.CloseRead()
 	<-heard
-	w.release(burying, died, code)
+	w.release(ctx, died, code)
 	return code, nil
 }
 
@@ -168,33 +178,59 @@ func newName() string {
 	return hex.EncodeToString(name[:])
 }
 
-// passOn returns the signals that are for the program.
-func passOn() <-chan os.Signal {
+// passOn returns the signals that are for the program, and a func after which they are this process's own.
+func passOn() (signals chan os.Signal, keep func()) {
 	own := []syscall.Signal{
 		syscall.SIGKILL, syscall.SIGSTOP, // nobody gets these
 		syscall.SIGCHLD, syscall.SIGURG, syscall.SIGPROF, 32, 33, // for this process, and its runtime
 		syscall.SIGILL, syscall.SIGTRAP, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGSEGV,
 		syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGCONT, syscall.SIGPIPE,
 	}
-	signals := make(chan os.Signal, 64)
+	signals = make(chan os.Signal, 64)
 	for sig := syscall.Signal(1); sig <= 64; sig++ {
 		if !slices.Contains(own, sig) && !signal.Ignored(sig) { // the program inherits what is ignored
 			signal.Notify(signals, sig)
 		}
 	}
+	dropped := make(chan os.Signal, 1)
 	if !signal.Ignored(syscall.SIGPIPE) {
-		signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a closed log must not end the witness
+		signal.Notify(dropped, syscall.SIGPIPE) // a closed log must not end the witness
 	}
-	return signals
+	return signals, func() {
+		signal.Stop(signals)
+		signal.Stop(dropped)
+	}
 }
 
-// activated returns how many sockets systemd has opened for the program, from descriptor 3 on.
-func activated() int {
-	n, err := strconv.Atoi(os.Getenv("LISTEN_FDS"))
-	if err != nil || os.Getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
-		return 0
+// inherited returns the descriptors of the program: those that it would have without a witness, at their numbers, for
+// example sockets of systemd, and the socket at the first free one.
+func inherited(socket uintptr) (files []uintptr, at int, err error) {
+	const closed = ^uintptr(0)
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return nil, 0, err
 	}
-	return n
+	files = []uintptr{0, 1, 2}
+	for _, entry := range entries {
+		fd, err := strconv.Atoi(entry.Name())
+		if err != nil || fd < len(files) && files[fd] != closed {
+			continue
+		}
+		flags, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_GETFD, 0)
+		if errno != 0 || flags&syscall.FD_CLOEXEC != 0 {
+			continue
+		}
+		for len(files) <= fd {
+			files = append(files, closed)
+		}
+		files[fd] = uintptr(fd)
+	}
+	if at = slices.Index(files, closed); at < 0 {
+		at = len(files)
+		files = append(files, closed)
+	}
+	files[at] = socket
+	return files, at, nil
 }
 
 // hasTerminal reports whether this process is in the foreground of the terminal that is its input. The program, which
@@ -203,6 +239,14 @@ func hasTerminal() bool {
 	var group int32
 	_, _, errno := syscall.Syscall(syscall.SYS_IOCTL, 0, syscall.TIOCGPGRP, uintptr(unsafe.Pointer(&group)))
 	return errno == 0 && int(group) == syscall.Getpgrp()
+}
+
+// takeTerminal puts this process into the foreground of the terminal again.
+func takeTerminal() {
+	signal.Ignore(syscall.SIGTTOU) // that it is in the background now does not stop it
+	defer signal.Reset(syscall.SIGTTOU)
+	group := int32(syscall.Getpgrp())
+	syscall.Syscall(syscall.SYS_IOCTL, 0, syscall.TIOCSPGRP, uintptr(unsafe.Pointer(&group)))
 }
 
 // unprotect makes the kernel kill the program rather than its witness when memory runs out, if the witness is

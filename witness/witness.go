@@ -55,7 +55,7 @@ type Config struct {
 	// StopTimeout is how long after a SIGTERM the program and all that it has started are killed. Default 0: they never are.
 	StopTimeout time.Duration
 
-	// ReleaseTimeout limits the time from the program's end to the return of [Run], so that a restart
+	// ReleaseTimeout limits the time from the program's end to the return of [Run], but for Settle, so that a restart
 	// is not held up if the store does not answer. Default 2s.
 	ReleaseTimeout time.Duration
 

@@ -354,14 +354,18 @@ func TestKillsAtRandomInstantsNeitherOverlapNorLeaveALease(t *testing.T) {
 						a := s.start([]string{fmt.Sprintf("WITNESS_TEST_LEASES=%d", leases)}, "witness", "hold")
 						time.Sleep(rand.N(400 * time.Millisecond * slower))
 						dead := 0
-						for _, d := range proctree.Descendants(a.Process.Pid) {
-							if p, ok := proctree.Read(d.PID); ok && p.Parent == a.Process.Pid {
-								dead = d.PID
-								syscall.Kill(d.PID, syscall.SIGKILL)
+						for dead == 0 { // it may not have begun
+							select {
+							case <-a.ended:
+								dead = -1
+							case <-time.After(time.Millisecond):
 							}
-						}
-						if dead == 0 { // it has not begun
-							a.Process.Kill()
+							for _, d := range proctree.Descendants(a.Process.Pid) {
+								if p, ok := proctree.Read(d.PID); ok && p.Parent == a.Process.Pid {
+									dead = d.PID
+									syscall.Kill(d.PID, syscall.SIGKILL)
+								}
+							}
 						}
 						a.exits()
 						for line := range a.said {
@@ -373,7 +377,7 @@ func TestKillsAtRandomInstantsNeitherOverlapNorLeaveALease(t *testing.T) {
 							mu.Unlock()
 						}
 						for i := range leases {
-							if h, err := s.lease(fmt.Sprint(i)).Read(ctx); err == nil && dead != 0 && h.Holder == strconv.Itoa(dead) {
+							if h, err := s.lease(fmt.Sprint(i)).Read(ctx); err == nil && h.Holder == strconv.Itoa(dead) {
 								t.Errorf("%v was left: %s", h.Key, a.log())
 							}
 						}

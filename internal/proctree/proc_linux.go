@@ -12,11 +12,19 @@ import (
 // BecomeSubreaper makes this process the parent of all orphaned descendants, so that it can find
 // them.
 func BecomeSubreaper() error {
-	const setChildSubreaper = 36
-	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, setChildSubreaper, 1, 0); errno != 0 {
+	if errno := setSubreaper(1); errno != 0 {
 		return fmt.Errorf("become subreaper: %w", errno)
 	}
 	return nil
+}
+
+// ResignAsSubreaper undoes [BecomeSubreaper].
+func ResignAsSubreaper() { setSubreaper(0) }
+
+func setSubreaper(on uintptr) syscall.Errno {
+	const setChildSubreaper = 36
+	_, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, setChildSubreaper, on, 0)
+	return errno
 }
 
 // The first argument of waitid, for [AwaitEnd].

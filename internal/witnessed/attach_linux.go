@@ -12,8 +12,12 @@ import (
 )
 
 // patience is how long a line waits for room in the socket: the kernel keeps few of them, and the
-// witness may not have the CPU. An acquire waits that long if the witness is stopped.
-const patience = 20 * time.Millisecond
+// witness may not have the CPU. An acquire waits that long if the witness is stopped, but of many only one in each
+// interval.
+const (
+	patience = 20 * time.Millisecond
+	interval = time.Second
+)
 
 // attach connects to the witness that the environment names.
 func attach() (socket, string, error) {
@@ -88,14 +92,32 @@ func open(fd int, name string) (socket, string, error) {
 	if err := syscall.SetNonblock(fd, true); err != nil {
 		return nil, "", os.NewSyscallError("fcntl", err)
 	}
-	return hurried{os.NewFile(uintptr(fd), "witness")}, name, nil
+	file := os.NewFile(uintptr(fd), "witness")
+	raw, err := file.SyscallConn()
+	return &hurried{File: file, raw: raw}, name, err
 }
 
-type hurried struct{ *os.File }
+type hurried struct {
+	*os.File
+	raw syscall.RawConn
+	now time.Time // a line before then does not wait
+}
 
-func (h hurried) Write(line []byte) (int, error) {
-	if err := h.SetWriteDeadline(time.Now().Add(patience)); err != nil {
+func (h *hurried) Write(line []byte) (n int, err error) {
+	began := time.Now()
+	waits := !began.Before(h.now)
+	if err := h.SetWriteDeadline(began.Add(patience)); err != nil {
 		return 0, err
 	}
-	return h.File.Write(line)
+	full := h.raw.Write(func(fd uintptr) (done bool) {
+		n, err = syscall.Write(int(fd), line)
+		return err != syscall.EINTR && (err != syscall.EAGAIN || !waits)
+	})
+	if full != nil && waits {
+		h.now = began.Add(interval)
+	}
+	if full != nil || err == syscall.EAGAIN {
+		return 0, os.ErrDeadlineExceeded
+	}
+	return n, err
 }

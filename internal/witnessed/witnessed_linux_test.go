@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -77,4 +78,20 @@ func TestARecordNamesAWitnessOnlyIfThatHasBeenToldOfIt(t *testing.T) {
 	name, err = l.tell("lease", "web")
 	require.NoError(t, err, "it was said once")
 	require.Empty(t, name)
+}
+
+func TestAStoppedWitnessHoldsUpOneAcquireInEachInterval(t *testing.T) {
+	here, there, _ := socketPair(t)
+	defer syscall.Close(here)
+	l := &link{attach: func() (socket, string, error) { return open(there, "name") }}
+	began, told := time.Now(), 0
+	for i := range 1000 {
+		name, err := l.tell("lease", fmt.Sprint(i))
+		require.NoError(t, err)
+		if name != "" {
+			told++
+		}
+	}
+	require.Less(t, told, 800, "the socket must be full, or this proves nothing")
+	require.Less(t, time.Since(began), 2*time.Second, "each waited")
 }

@@ -1,0 +1,197 @@
+package witness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// wakeable is a store that says when it was woken, whose calls take a while, and which may lose an answer.
+type wakeable struct {
+	tenure.Store
+	latency time.Duration
+	woken   chan time.Time
+	losing  *sync.Once
+}
+
+func (s wakeable) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	select {
+	case <-time.After(s.latency):
+		return s.Store.Get(ctx, key)
+	case <-ctx.Done():
+		return tenure.Object{}, ctx.Err()
+	}
+}
+
+func (s wakeable) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
+	err := s.Store.DeleteIf(ctx, key, version)
+	if s.losing != nil {
+		s.losing.Do(func() { err = errors.New("the answer was lost") })
+	}
+	return err
+}
+
+func (s wakeable) Wake(ctx context.Context, key tenure.Key) error {
+	if ctx.Err() == nil {
+		select {
+		case s.woken <- time.Now():
+		default:
+		}
+	}
+	return ctx.Err()
+}
+
+// dead is a program that has died: its keys, and the log of its witness.
+type dead struct {
+	*testing.T
+	*witness
+	wakeable
+	log strings.Builder
+}
+
+func newDead(t *testing.T) *dead {
+	d := &dead{T: t, wakeable: wakeable{Store: storetest.NewMem(), woken: make(chan time.Time, 1)}}
+	cfg, err := Config{
+		Open: func(context.Context) (tenure.Store, error) { return nil, nil }, Young: -1,
+		Logger: slog.New(slog.NewTextHandler(&d.log, nil)),
+	}.withDefaults()
+	require.NoError(t, err)
+	d.witness = &witness{cfg: cfg, name: "w", keys: newKeys(), opened: make(chan tenure.Store, 1)}
+	d.keys.wakes[tenure.Key{Type: "tenure.claims", ID: "kind tenant"}] = true
+	return d
+}
+
+// holds makes the program the holder of a key.
+func (d *dead) holds(kind, id string) {
+	key := tenure.Key{Type: kind, ID: id}
+	d.keys.add(key)
+	_, err := d.Store.PutIf(d.Context(), tenure.Object{
+		Key: key, Payload: []byte(`{"holder":"a","acquired_at_ms":1,"term":"0b9c2f6e-7c39-4f3e-9d4e-2f1f4a5b6c7d","ttl_ms":30000,"witness":"w"}`),
+	}, tenure.IfAbsent())
+	require.NoError(d, err)
+}
+
+// dies releases what the program held, and returns how long that took.
+func (d *dead) dies() time.Duration {
+	died := time.Now()
+	d.opened <- d.wakeable
+	d.release(d.Context(), died, 137)
+	return time.Since(died)
+}
+
+func (d *dead) left(kind, id string) bool {
+	_, err := d.Store.Get(d.Context(), tenure.Key{Type: kind, ID: id})
+	return err == nil
+}
+
+func TestWhoWaitsForTheKeysOfASessionIsWokenWhenThatIsReleased(t *testing.T) {
+	for name, prepare := range map[string]func(*dead){
+		"other keys are looked for again":  func(d *dead) { d.keys.add(tenure.Key{Type: "lease", ID: "released"}) },
+		"the answer of the delete is lost": func(d *dead) { d.losing = new(sync.Once) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDead(t)
+				d.holds(objects.SessionType, "s")
+				prepare(d)
+				died := time.Now()
+				d.dies()
+				require.False(t, d.left(objects.SessionType, "s"))
+				select {
+				case at := <-d.woken:
+					require.Less(t, at.Sub(died), again[0], "after the next look")
+				default:
+					require.Fail(t, "nobody was woken")
+				}
+			})
+		})
+	}
+}
+
+// Wakes are sent although the time for releases is up.
+func TestAWakeIsNotGivenUpWhenTheTimeForReleasesIsUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDead(t)
+		d.holds(objects.SessionType, "s")
+		ctx, cancel := context.WithCancel(t.Context())
+		d.opened <- cancelling{d.wakeable, cancel}
+		d.release(ctx, time.Now(), 137)
+		require.Len(t, d.woken, 1)
+	})
+}
+
+// cancelling is a store with which a context ends when something is deleted.
+type cancelling struct {
+	wakeable
+	cancel context.CancelFunc
+}
+
+func (s cancelling) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
+	defer s.cancel()
+	return s.wakeable.DeleteAndWake(ctx, key, version)
+}
+
+func TestTheTimeForReleasesBeginsWhenTheProgramHasSettled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDead(t)
+		d.holds("lease", "web")
+		d.cfg.Settle = 2 * DefaultReleaseTimeout
+		require.GreaterOrEqual(t, d.dies(), d.cfg.Settle)
+		require.False(t, d.left("lease", "web"), d.log.String())
+	})
+}
+
+// Of a program with more keys than can be looked at in time, sessions and what it has named last come first.
+func TestManyKeysOfThePastDoNotHoldUpTheRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDead(t)
+		d.latency = 50 * time.Millisecond
+		d.holds(objects.SessionType, "s")
+		for i := range 6_000 {
+			d.keys.add(tenure.Key{Type: "lease", ID: fmt.Sprint("old", i)})
+		}
+		for i := range 20 {
+			d.holds("lease", fmt.Sprint(i))
+		}
+		require.LessOrEqual(t, d.dies(), DefaultReleaseTimeout+time.Second)
+		require.False(t, d.left(objects.SessionType, "s"))
+		for i := range 20 {
+			require.False(t, d.left("lease", fmt.Sprint(i)))
+		}
+		require.LessOrEqual(t, strings.Count(d.log.String(), "\n"), 2, "lines")
+		require.Contains(t, d.log.String(), "released=21")
+	})
+}
+
+func TestAnOpenThatReturnsNothingIsRetriedAsAnErrorIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDead(t)
+		opens := 0
+		d.cfg.Open = func(context.Context) (tenure.Store, error) {
+			if opens++; opens < 3 {
+				return nil, nil
+			}
+			return d.wakeable, nil
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		began := time.Now()
+		d.note(ctx, []byte(`{"key":["lease","web"]}`))
+		d.opened <- <-d.opened
+		require.Positive(t, time.Since(began), "it spins")
+		require.Contains(t, d.log.String(), "neither a store nor an error")
+		cancel()
+		synctest.Wait()
+	})
+}
