@@ -58,6 +58,7 @@ func TestAFuncFindsItsClaimAndKeepsItUntilItReturns(t *testing.T) {
 		c, told, end := p.claimOne("x"), make(chan struct{}), make(chan struct{})
 		require.False(t, p.keys.Keeps(c), "no func runs yet")
 		returned := serve(p, c, told, end)
+		synctest.Wait() // otherwise the session may close first, and the func never begin
 		stopped := make(chan struct{})
 		go func() { p.stop(); close(stopped) }()
 		<-told
