@@ -45,6 +45,12 @@ func (call *call) isFor(session string, token int64) bool {
 
 // newKinds adds kinds of keys, or of the rows of a queue, to a session, or none of them.
 func newKinds(s *Session, table *ownerTable, queue *Queue, names ...string) (added []*kind, err error) {
+	defer func() { // without the lock, because it may wait for a moment
+		for _, k := range added {
+			hint := keyOf(k.name)
+			witnessed.TellWake(hint.Type, hint.ID) // so that callers in other processes need not wait until the session would have expired
+		}
+	}()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, name := range names {
@@ -59,8 +65,6 @@ func newKinds(s *Session, table *ownerTable, queue *Queue, names ...string) (add
 			k.enter(s.term)
 		}
 		added = append(added, k)
-		hint := keyOf(name)
-		witnessed.TellWake(hint.Type, hint.ID) // so that callers in other processes need not wait until the session would have expired
 	}
 	return added, nil
 }

@@ -249,11 +249,18 @@ func openNATS(ctx context.Context, url string, _ *storeFlag, log *slog.Logger) (
 }
 
 func openEtcd(ctx context.Context, url string, _ *storeFlag, log *slog.Logger) (database, error) {
+	return whenAnswered(ctx, "etcd", log, func(ctx context.Context) (database, error) {
+		return etcdtenure.Open(ctx, url, clientv3.Config{Logger: zap.NewNop()}, etcdtenure.Config{Logger: log}) // what goes wrong is in the errors
+	})
+}
+
+// whenAnswered is whenUp for a store that is opened without an answer of its server: each try asks for one.
+func whenAnswered(ctx context.Context, what string, log *slog.Logger, open func(context.Context) (database, error)) (database, error) {
 	const attempt = 2 * time.Second
-	return whenUp(ctx, "etcd", log, func() (database, error) {
+	return whenUp(ctx, what, log, func() (database, error) {
 		ctx, cancel := context.WithTimeout(ctx, attempt)
 		defer cancel()
-		store, err := etcdtenure.Open(ctx, url, clientv3.Config{Logger: zap.NewNop()}, etcdtenure.Config{Logger: log}) // what goes wrong is in the errors
+		store, err := open(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -262,7 +269,7 @@ func openEtcd(ctx context.Context, url string, _ *storeFlag, log *slog.Logger) (
 			return store, nil
 		}
 		store.Close()
-		return nil, fmt.Errorf("no answer from etcd (%v): %w", store, err)
+		return nil, fmt.Errorf("no answer from %s (%v): %w", what, store, err)
 	})
 }
 

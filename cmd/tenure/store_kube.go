@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -41,21 +40,7 @@ func openKube(ctx context.Context, text string, _ *storeFlag, log *slog.Logger) 
 			return nil, err
 		}
 	}
-	return whenUp(ctx, "Kubernetes", log, func() (database, error) {
-		const attempt = 2 * time.Second
-		ctx, cancel := context.WithTimeout(ctx, attempt)
-		defer cancel()
-		store, err := kubetenure.New(cfg)
-		if err != nil {
-			return nil, err
-		}
-		_, err = store.Get(ctx, tenure.Key{Type: defaultType, ID: "any"})
-		if err == nil || errors.Is(err, tenure.ErrNotFound) || errors.Is(err, tenure.ErrSetup) { // it has answered
-			return store, nil
-		}
-		store.Close()
-		return nil, fmt.Errorf("no answer from Kubernetes (%v): %w", store, err)
-	})
+	return whenAnswered(ctx, "Kubernetes", log, func(context.Context) (database, error) { return kubetenure.New(cfg) })
 }
 
 // kubeconfig is what tenure reads of a kubeconfig.

@@ -52,7 +52,7 @@ const (
 			ORDER BY {order} LIMIT ?1`
 	whichAreReady = `FROM {rows}
 			WHERE {session} IS NULL{and_ready}{where} AND hex({id}) NOT IN (SELECT value FROM json_each(?2)) AND CAST({id} AS TEXT) <> ''
-				AND ` + ofThese + ``
+				AND ` + ofThese
 	ofThese       = `(?4 IS NULL OR hex({id}) IN (SELECT value FROM json_each(?4)))`
 	ofTheseByText = `{id} IN (SELECT value FROM json_each(?4))` // finds them in the index
 	// A row whose ID is a blob was found by a text that may be another row's ID. That row may be claimed.
