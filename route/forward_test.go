@@ -292,7 +292,9 @@ func TestOwnersThatStopTheirServersRunNoRequestTwice(t *testing.T) {
 			owner.serve("x", h)
 			clients.Wait()
 			t.Log(fates)
-			if name == "h2c" && fates["unknown"] > 5 { // a connection may break before its last frames are read
+			// A connection that breaks before its last frames are read takes the answers of all eight clients with it. A
+			// busy machine sees that once; HTTP/1 has 30 and more.
+			if name == "h2c" && fates["unknown"] >= 24 {
 				t.Errorf("%d requests are unknown", fates["unknown"])
 			}
 		})
