@@ -62,6 +62,7 @@ type traits struct {
 	drains       bool // processes are drained
 	perKey       int  // so many rows of a key are claimed at once; 0: any number
 	slots        int  // at most so many are held; 0: there are none
+	hurries      bool // processes do little else than take slots and give them back soon
 	moves        bool // processes move the claims of others to themselves
 	latency      time.Duration
 }
@@ -104,6 +105,10 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 	a.drains = kit.RNG(seed, 205).IntN(3) == 0
 	if rng := kit.RNG(seed, 204); rng.IntN(2) == 0 {
 		a.slots = 1 + rng.IntN(4)
+		a.hurries = rng.IntN(8) == 0
+	}
+	if *slotsFlag {
+		a.slots, a.hurries, a.workers = max(a.slots, 1), true, 0
 	}
 	return a
 }

@@ -109,5 +109,6 @@ var (
 	seedFlag  = flag.Uint64("sim.seed", 0, "run only the arena with this seed, and print its timeline")
 	firstFlag = flag.Uint64("sim.first", 1, "the first seed")
 	hoursFlag = flag.Float64("sim.hours", 0, "run until this many session-hours have been simulated")
+	slotsFlag = flag.Bool("sim.slots", false, "processes do little else than take slots and give them back")
 	forFlag   = flag.Duration("sim.for", 10*time.Second, "run for this long, unless -sim.hours or -sim.seed is given")
 )

@@ -20,6 +20,10 @@ func (l *life) work(ctx context.Context) {
 	var working sync.WaitGroup
 	defer working.Wait()
 	for ctx.Err() == nil && !l.h.a.isCalm() {
+		if l.h.a.hurries && !d.One(20) {
+			l.useSlot(ctx)
+			continue
+		}
 		var got []claims.Claim
 		if l.slots != nil && d.One(3) {
 			got = l.getSlot(ctx)
@@ -122,6 +126,20 @@ func (l *life) getSlot(ctx context.Context) []claims.Claim {
 		return nil
 	}
 	return []claims.Claim{c}
+}
+
+// useSlot takes a slot, if it gets one, and gives it back soon.
+func (l *life) useSlot(ctx context.Context) {
+	got := l.getSlot(ctx)
+	l.h.a.locked(func() { l.h.a.judge.given(l, got) })
+	if len(got) == 0 {
+		l.wait(ctx, l.h.dice.UpTo(l.h.ttl/50))
+		return
+	}
+	if l.halt() && l.wait(ctx, l.h.dice.UpTo(l.h.ttl/50)) {
+		l.write(got[0])
+	}
+	l.release(context.WithoutCancel(ctx), 0, got)
 }
 
 // holds reports whether the process holds a claim of a key or a slot.
