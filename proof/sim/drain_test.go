@@ -163,7 +163,7 @@ func (j *judge) mayTake(l *life, what string) {
 
 // gaveBack is called when Start has returned.
 func (j *judge) gaveBack(l *life, err error) {
-	if err != nil || l.dead() || l.stopping || l.since.IsZero() { // a process that ends may have to leave its record
+	if err != nil || l.dead() || l.stopping || l.panicked || l.since.IsZero() { // a process that ends may have to leave its record
 		return
 	}
 	kit.Count(&j.judged, "returns of Start")

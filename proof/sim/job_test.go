@@ -38,6 +38,7 @@ func (l *life) work(ctx context.Context) error {
 			}
 			if p.panics {
 				l.r.w.line.Say(l.r.name, "its job panics")
+				l.r.w.locked(func() { l.panicked = true })
 				panic(errPanic)
 			}
 			return p.err

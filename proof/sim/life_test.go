@@ -24,6 +24,7 @@ type life struct {
 	draining
 	wishing
 	stopping  bool      // a shutdown was asked for
+	panicked  bool      // its job has, which ends it
 	newest    *term     // the last term whose record it wrote
 	token     int64     // of the last term for which its job began
 	unchecked bool      // its last check failed, or there was none yet
