@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/storeurl"
@@ -71,6 +72,59 @@ func (static) PutIf(_ context.Context, obj Object, _ WriteCondition) (Object, er
 func (static) DeleteIf(_ context.Context, key Key, _ int64) error {
 	return fmt.Errorf("tenure: delete %s: %w: a static store keeps nothing", key, errors.ErrUnsupported)
 }
+
+// ErrMoved means that a write was not done because the store is on another server than the one
+// that the write's condition names: see [WriteCondition.OnServer]. It is an [ErrConflict].
+var ErrMoved = objects.ErrMoved
+
+// Lineaged is implemented by stores whose history can be cut off: by a failover or a restore that
+// loses what they had acknowledged. [PostgresStore] does. In any other store, what was acknowledged
+// must never be lost.
+type Lineaged interface {
+	// Lineage returns the lineage in which the store is: the history that one primary continues.
+	// If the store has not been marked in this lineage, Lineage first marks it. It does I/O only
+	// at the first call, and after a read or a write has reached another server than before. The
+	// zero Lineage says that the store has none, as one that wraps another may have to.
+	Lineage(ctx context.Context) (Lineage, error)
+}
+
+// Lineage is a store's lineage, as it was last seen.
+type Lineage struct {
+	Server string        // the server, and its start, for [WriteCondition.OnServer]
+	Mark   string        // another one in each lineage
+	Age    time.Duration // how long ago the store was marked, by its clock
+	Seen   time.Duration // how long ago this process first saw the mark; as long as Age if nothing can have been lost
+}
+
+// LineageOf returns the lineage of any store; the zero one if the store is not [Lineaged].
+func LineageOf(ctx context.Context, store Store) (Lineage, error) {
+	if lineaged, ok := store.(Lineaged); ok {
+		return lineaged.Lineage(ctx)
+	}
+	return Lineage{}, nil
+}
+
+// OnServer makes a write fail with [ErrMoved] on any other server than the one that
+// [Lineage.Server] names, and gives it a version above least. If server is empty, it changes
+// nothing.
+func (c WriteCondition) OnServer(server string, least int64) WriteCondition {
+	if server != "" {
+		c.c.Server, c.c.Least = server, least
+	}
+	return c
+}
+
+// CheckServer returns [ErrMoved] if the condition names another server. It is for
+// implementations of [Lineaged].
+func (c WriteCondition) CheckServer(server string) error {
+	if c.c.Server != "" && c.c.Server != server {
+		return ErrMoved
+	}
+	return nil
+}
+
+// Least returns the version that the write's must be above.
+func (c WriteCondition) Least() int64 { return c.c.Least }
 
 func (o Object) row() objects.Row {
 	return objects.Row{

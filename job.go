@@ -315,3 +315,41 @@ func RecordRun(ctx context.Context, name string, run func(context.Context) error
 	returned = true
 	return err
 }
+
+// Do waits until this replica holds the lease, calls fn once with the context of its term,
+// and releases the lease. It returns fn's error; if the lease was lost before fn returned,
+// that error is also [ErrLost] or [ErrDeadline]. If ctx is done before fn is called, Do
+// returns its cause; if ctx is done later, the context of fn is done too, and the lease is
+// kept until fn has returned. If fn panics, Do panics with a [*JobPanic]. It never calls fn
+// twice: the caller decides what to do after a loss.
+//
+// Use it for a single piece of work, such as a migration. A job that continues for as long as
+// the program runs needs a [Coordinator].
+func Do(ctx context.Context, lease *Lease, fn func(context.Context) error) error {
+	if fn == nil {
+		return fmt.Errorf("tenure: do: %w: fn is nil", ErrInvalid)
+	}
+	competing, stop := context.WithCancel(ctx)
+	defer stop()
+	called, result := false, error(nil)
+	coordinator, err := NewCoordinator(lease, CoordinatorConfig{Reconcile: func(ctx context.Context) error {
+		called = true
+		result = fn(ctx)
+		if cause := context.Cause(ctx); isLoss(cause) {
+			result = errors.Join(fmt.Errorf("tenure: do: %w", cause), result)
+		}
+		stop()
+		<-ctx.Done() // so that the term ends by a shutdown, and not because the job ended
+		return nil
+	}})
+	if err != nil {
+		return err
+	}
+	if err := coordinator.Run(competing); err != nil {
+		return err
+	}
+	if !called {
+		return fmt.Errorf("tenure: do: %w", context.Cause(ctx))
+	}
+	return result
+}

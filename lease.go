@@ -2,12 +2,10 @@ package tenure
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -404,123 +402,4 @@ func (l *Lease) recognises(term *Term, known int64, r reading) bool {
 		term.request.Store(request)
 	}
 	return true
-}
-
-// Read returns who holds the lease, or to which replica the lease is offered: see
-// [Holding.OfferedTo]. It returns [ErrNotFound] if there is no record.
-func (l *Lease) Read(ctx context.Context) (Holding, error) {
-	read, err := l.see(ctx)
-	return read.holding, err
-}
-
-// reading is a lease's object as it was read.
-type reading struct {
-	Object
-	stored  record.Object // the same, for package record
-	holding Holding
-	on      Lineage // in which it was read; zero if that does not matter
-}
-
-// see reads the record and remembers since when it has stood unchanged.
-func (l *Lease) see(ctx context.Context) (r reading, err error) {
-	r.Object, err = l.get(ctx)
-	answered := time.Now()
-	if errors.Is(err, ErrNotFound) {
-		l.memory.Saw(nil, answered)
-	}
-	if err != nil {
-		return r, err
-	}
-	return l.note(r.Object, answered), nil
-}
-
-// look is see for a decision that depends on the lineage, which the reading has even if there is no record.
-func (l *Lease) look(ctx context.Context, by caller) (r reading, err error) {
-	ctx, cancel := by.read(ctx)
-	defer cancel()
-	on, err := l.lineage(ctx)
-	for tries := 0; err == nil && tries < 3; tries++ {
-		var readErr error
-		if r, readErr = l.see(ctx); readErr != nil && !errors.Is(readErr, ErrNotFound) {
-			return r, readErr
-		}
-		before := on
-		// This is I/O only if the read has come from another server.
-		if on, err = l.lineage(ctx); err == nil && on.Server == before.Server && on.Mark == before.Mark {
-			r.on = on
-			return r, readErr
-		}
-	}
-	return reading{}, cmp.Or(err, ErrMoved)
-}
-
-// note remembers since when a record has stood unchanged, given the time when it was seen.
-func (l *Lease) note(obj Object, answered time.Time) reading {
-	r := reading{Object: obj, stored: stored(obj)}
-	var undecodable error
-	r.holding, undecodable = decodeHolding(r.Object, l.cfg.TTL)
-	if l.memory.Saw(&r.stored, answered) && undecodable != nil {
-		l.cfg.Logger.Warn(logLine(l.cfg.Key, "lease record cannot be decoded; it counts as held by unknown until it expires"),
-			append(logAttrs(l.cfg.Key, l.cfg.Holder), "error", undecodable)...)
-	}
-	if r.stored.Resumed() && l.memory.IsLast(r.holding.Term) {
-		l.memory.FoundCopy(r.holding.Term)
-	}
-	// The versions of other programs' records do not count. Neither does that of a term which
-	// this replica is just beginning: if its record is read before its acquire is answered, its
-	// token would seem to repeat a known one.
-	if r.holding.Term != "" && !l.memory.IsBeginning(r.holding.Term) {
-		l.memory.SawVersion(r.Version)
-	}
-	return r
-}
-
-// heldAfter returns who holds the lease, according to the last change that a subscription has
-// seen. It returns nil if that is unknown, or if an attempt to acquire may do more than read
-// the same again.
-func (l *Lease) heldAfter(hints Subscription) *HeldError {
-	change, ok := lastChange(hints)
-	if !ok || change.Deleted || l.memory.HasSeenNewer(change.Object.Version) {
-		return nil
-	}
-	r := l.note(change.Object, change.Arrived)
-	if _, ok := l.memory.Orphan(r.holding.Term); ok || l.mayTake(r.holding) {
-		return nil
-	}
-	if held := l.held(r); held.canExpireIn > 0 {
-		return held
-	}
-	return nil
-}
-
-// mayTake reports whether this lease may take over the record before it expires.
-func (l *Lease) mayTake(h Holding) bool { return l.reclaims(h) || l.isOffered(h) }
-
-func (l *Lease) isOffered(h Holding) bool {
-	return h.isOffer() && (h.OfferedTo == l.cfg.Holder || h.OfferedTo == "")
-}
-
-// reclaims reports whether an earlier run of this replica left the record. The same holder's
-// name is not enough: the term may be one that this very lease has begun or is beginning in
-// another goroutine, or one that another process has resumed.
-func (l *Lease) reclaims(h Holding) bool {
-	return l.cfg.AssumeUniqueHolder && h.Holder == l.cfg.Holder && h.Labels[UniqueWithin] == l.cfg.Labels[UniqueWithin] && h.Term != "" && !h.resumed && !l.memory.IsOfThisRun(h.Term)
-}
-
-// predecessors returns the holders that may still be working if this lease takes a record over:
-// the record's holder, unless it has released the lease, and the holders that it had not
-// confirmed to be gone, but never this replica. Of each holder only the last term counts.
-func (l *Lease) predecessors(h Holding) []Holding {
-	others := slices.Clone(h.unconfirmed)
-	if !h.isOffer() {
-		others = slices.DeleteFunc(others, func(p Holding) bool { return p.Holder == h.Holder && maps.Equal(p.Labels, h.Labels) })
-		others = append(others, h)
-	}
-	return slices.DeleteFunc(others, l.isOwn)
-}
-
-// isOwn reports whether a record is that of a term of this replica, whose job has returned.
-func (l *Lease) isOwn(h Holding) bool {
-	_, isOrphan := l.memory.Orphan(h.Term)
-	return l.memory.IsLast(h.Term) || isOrphan || l.reclaims(h)
 }

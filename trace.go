@@ -1,7 +1,6 @@
 package tenure
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -125,30 +124,12 @@ func logAttrs(lease Key, replica string) []any {
 	return []any{"lease", lease.String(), "replica", replica}
 }
 
-// logLine returns the line that is logged about a lease. If it is a session of package claims, its user has asked for
-// neither a lease nor a job.
+// logLine returns the line that is logged about a lease.
 func logLine(lease Key, msg string) string {
 	if lease.Type == objects.SessionType {
-		return cmp.Or(sessionLines[msg], msg)
+		return logtext.OfSession(msg)
 	}
 	return msg
-}
-
-var sessionLines = map[string]string{
-	"lease acquired":      "session begun",
-	"lease renewed":       "session renewed",
-	"lease renewed again": "session renewed again",
-	"lease kept over a failover of the database":                                     "session kept over a failover of the database",
-	"the database has failed over and lost the lease's record; it was written again": "the database has failed over and lost the session's record; it was written again",
-	"lease lost":                              "session lost",
-	"lease lost before it was released":       "session lost before it was ended",
-	"lease released":                          "session ended",
-	"failed to renew lease; retrying":         "failed to renew session; retrying",
-	"failed to release lease; it will expire": "failed to end session; it will expire",
-	"job is told to return":                   "session ends",
-	"job returned":                            "funcs of the session have returned",
-	"job has not returned although its context has ended; its lease is no longer renewed": "funcs of the session have not returned although their contexts have ended; it is no longer renewed",
-	"lease record cannot be decoded; it counts as held by unknown until it expires":       "record of the session cannot be decoded; it counts as held by unknown until it expires",
 }
 
 // traceHolder tells the trace who holds the lease, if that has changed.
@@ -273,29 +254,6 @@ func (m *monitor) jobBegins(term *Term) {
 		s.publish()
 	})
 	m.tell(m.trace.JobStarted != nil, func() { m.trace.JobStarted(term) })
-}
-
-// ran notes that a run of the job has begun or ended, with the text of its error.
-func (m *monitor) ran(r JobRun, text string) {
-	m.update(func(s *state) { s.ran(&r, text) })
-	m.tell(m.trace.JobRun != nil, func() { m.trace.JobRun(r) })
-}
-
-// longRun returns when the oldest run that has not ended began, if that is at least so long ago; otherwise nil.
-func (m *monitor) longRun(least time.Duration) *time.Time {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	oldest := time.Now().Add(-least)
-	found := false
-	for _, running := range m.state.running {
-		if len(running) > 0 && !running[0].began.After(oldest) {
-			oldest, found = running[0].began, true
-		}
-	}
-	if !found {
-		return nil
-	}
-	return &oldest
 }
 
 // renewed notes a renewal that was sent at began, when trustLeft of the trust remained.

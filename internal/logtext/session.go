@@ -1,0 +1,24 @@
+package logtext
+
+import "cmp"
+
+// OfSession returns the line that is logged about a session of package claims, given the one about its lease: its user has
+// asked for neither a lease nor a job.
+func OfSession(line string) string { return cmp.Or(sessionLines[line], line) }
+
+var sessionLines = map[string]string{
+	"lease acquired":      "session begun",
+	"lease renewed":       "session renewed",
+	"lease renewed again": "session renewed again",
+	"lease kept over a failover of the database":                                     "session kept over a failover of the database",
+	"the database has failed over and lost the lease's record; it was written again": "the database has failed over and lost the session's record; it was written again",
+	"lease lost":                              "session lost",
+	"lease lost before it was released":       "session lost before it was ended",
+	"lease released":                          "session ended",
+	"failed to renew lease; retrying":         "failed to renew session; retrying",
+	"failed to release lease; it will expire": "failed to end session; it will expire",
+	"job is told to return":                   "session ends",
+	"job returned":                            "funcs of the session have returned",
+	"job has not returned although its context has ended; its lease is no longer renewed": "funcs of the session have not returned although their contexts have ended; it is no longer renewed",
+	"lease record cannot be decoded; it counts as held by unknown until it expires":       "record of the session cannot be decoded; it counts as held by unknown until it expires",
+}

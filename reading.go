@@ -1,0 +1,200 @@
+package tenure
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/record"
+	"github.com/tenurelib/tenure/internal/sighting"
+)
+
+// Read returns who holds the lease, or to which replica the lease is offered: see
+// [Holding.OfferedTo]. It returns [ErrNotFound] if there is no record.
+func (l *Lease) Read(ctx context.Context) (Holding, error) {
+	read, err := l.see(ctx)
+	return read.holding, err
+}
+
+// reading is a lease's object as it was read.
+type reading struct {
+	Object
+	stored  record.Object // the same, for package record
+	holding Holding
+	on      Lineage // in which it was read; zero if that does not matter
+}
+
+// see reads the record and remembers since when it has stood unchanged.
+func (l *Lease) see(ctx context.Context) (r reading, err error) {
+	r.Object, err = l.get(ctx)
+	answered := time.Now()
+	if errors.Is(err, ErrNotFound) {
+		l.memory.Saw(nil, answered)
+	}
+	if err != nil {
+		return r, err
+	}
+	return l.note(r.Object, answered), nil
+}
+
+// look is see for a decision that depends on the lineage, which the reading has even if there is no record.
+func (l *Lease) look(ctx context.Context, by caller) (r reading, err error) {
+	ctx, cancel := by.read(ctx)
+	defer cancel()
+	on, err := l.lineage(ctx)
+	for tries := 0; err == nil && tries < 3; tries++ {
+		var readErr error
+		if r, readErr = l.see(ctx); readErr != nil && !errors.Is(readErr, ErrNotFound) {
+			return r, readErr
+		}
+		before := on
+		// This is I/O only if the read has come from another server.
+		if on, err = l.lineage(ctx); err == nil && on.Server == before.Server && on.Mark == before.Mark {
+			r.on = on
+			return r, readErr
+		}
+	}
+	return reading{}, cmp.Or(err, ErrMoved)
+}
+
+// note remembers since when a record has stood unchanged, given the time when it was seen.
+func (l *Lease) note(obj Object, answered time.Time) reading {
+	r := reading{Object: obj, stored: stored(obj)}
+	var undecodable error
+	r.holding, undecodable = decodeHolding(r.Object, l.cfg.TTL)
+	if l.memory.Saw(&r.stored, answered) && undecodable != nil {
+		l.cfg.Logger.Warn(logLine(l.cfg.Key, "lease record cannot be decoded; it counts as held by unknown until it expires"),
+			append(logAttrs(l.cfg.Key, l.cfg.Holder), "error", undecodable)...)
+	}
+	if r.stored.Resumed() && l.memory.IsLast(r.holding.Term) {
+		l.memory.FoundCopy(r.holding.Term)
+	}
+	// The versions of other programs' records do not count. Neither does that of a term which
+	// this replica is just beginning: if its record is read before its acquire is answered, its
+	// token would seem to repeat a known one.
+	if r.holding.Term != "" && !l.memory.IsBeginning(r.holding.Term) {
+		l.memory.SawVersion(r.Version)
+	}
+	return r
+}
+
+// heldAfter returns who holds the lease, according to the last change that a subscription has
+// seen. It returns nil if that is unknown, or if an attempt to acquire may do more than read
+// the same again.
+func (l *Lease) heldAfter(hints Subscription) *HeldError {
+	change, ok := lastChange(hints)
+	if !ok || change.Deleted || l.memory.HasSeenNewer(change.Object.Version) {
+		return nil
+	}
+	r := l.note(change.Object, change.Arrived)
+	if _, ok := l.memory.Orphan(r.holding.Term); ok || l.mayTake(r.holding) {
+		return nil
+	}
+	if held := l.held(r); held.canExpireIn > 0 {
+		return held
+	}
+	return nil
+}
+
+// mayTake reports whether this lease may take over the record before it expires.
+func (l *Lease) mayTake(h Holding) bool { return l.reclaims(h) || l.isOffered(h) }
+
+func (l *Lease) isOffered(h Holding) bool {
+	return h.isOffer() && (h.OfferedTo == l.cfg.Holder || h.OfferedTo == "")
+}
+
+// reclaims reports whether an earlier run of this replica left the record. The same holder's
+// name is not enough: the term may be one that this very lease has begun or is beginning in
+// another goroutine, or one that another process has resumed.
+func (l *Lease) reclaims(h Holding) bool {
+	return l.cfg.AssumeUniqueHolder && h.Holder == l.cfg.Holder && h.Labels[UniqueWithin] == l.cfg.Labels[UniqueWithin] && h.Term != "" && !h.resumed && !l.memory.IsOfThisRun(h.Term)
+}
+
+// predecessors returns the holders that may still be working if this lease takes a record over:
+// the record's holder, unless it has released the lease, and the holders that it had not
+// confirmed to be gone, but never this replica. Of each holder only the last term counts.
+func (l *Lease) predecessors(h Holding) []Holding {
+	others := slices.Clone(h.unconfirmed)
+	if !h.isOffer() {
+		others = slices.DeleteFunc(others, func(p Holding) bool { return p.Holder == h.Holder && maps.Equal(p.Labels, h.Labels) })
+		others = append(others, h)
+	}
+	return slices.DeleteFunc(others, l.isOwn)
+}
+
+// isOwn reports whether a record is that of a term of this replica, whose job has returned.
+func (l *Lease) isOwn(h Holding) bool {
+	_, isOrphan := l.memory.Orphan(h.Term)
+	return l.memory.IsLast(h.Term) || isOrphan || l.reclaims(h)
+}
+
+// lineage returns the lineage in which the lease's store is; the zero one if it has none.
+func (l *Lease) lineage(ctx context.Context) (Lineage, error) {
+	return LineageOf(ctx, l.store)
+}
+
+// settlesIn returns how long it is until the lease may be taken if there is no record: the holder's may be
+// lost, and until then it may still be trusted. 0 or less: it may be taken.
+func (l *Lease) settlesIn(on Lineage) time.Duration {
+	if l.cfg.Key.Type == objects.SessionType { // its ID is new, so nobody can have held it
+		return 0
+	}
+	return sighting.SettlesIn(objects.Lineage(on), "", l.cfg.TTL, l.cfg.Expiry == Observed)
+}
+
+// settlesIn returns how long it is until a record may be taken that was perhaps written in an earlier lineage.
+func (r reading) settlesIn(l *Lease) time.Duration {
+	return sighting.SettlesIn(objects.Lineage(r.on), r.stored.Mark(), max(l.cfg.TTL, r.holding.TTL), l.cfg.Expiry == Observed)
+}
+
+// isCurrent reports whether the record was written by a term that was valid in this lineage.
+func (r reading) isCurrent() bool { return r.on.Mark == "" || r.stored.Mark() == r.on.Mark }
+
+// mayReassert reports whether a valid term has to write its record again, because a failover has
+// lost it: what stands is from before the term, and the term has not written in this lineage yet.
+// Exists says whether there is a record.
+func (t *Term) mayReassert(r reading, exists bool) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return r.on.Mark != t.vouched && (!exists || !r.isCurrent() && r.stored.AsRenewed().Version < t.token)
+}
+
+// compare is called when a renewal was answered. If that was the first one in its lineage, and the term owns more than
+// its record, it has that compared with the store first: a claim whose row a failover has lost must
+// not profit from the renewal.
+func (t *Term) compare(ctx context.Context, version int64, on Lineage) error {
+	compare := objects.Comparison(ctx)
+	if t.vouchedIn(on) || compare == nil && t.key.Type != objects.SessionType {
+		return nil
+	}
+	t.mu.Lock()
+	t.movedTo(version)
+	t.mu.Unlock()
+	if compare == nil {
+		return fmt.Errorf("%w: the database has failed over, and only the process that began a session knows its claims", ErrHeld)
+	}
+	return compare(ctx, objects.Lineage(on))
+}
+
+// markIn returns the mark that the record of a valid term has if it is written in a lineage. That of a session has the
+// mark of before until its claims are compared, so that no other process resumes it.
+func (t *Term) markIn(on Lineage) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.key.Type == objects.SessionType && t.vouched != "" {
+		return t.vouched
+	}
+	return on.Mark
+}
+
+// vouchedIn reports whether the last write of the term that was answered was done in that lineage.
+func (t *Term) vouchedIn(on Lineage) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.vouched == on.Mark
+}
