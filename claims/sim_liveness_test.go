@@ -221,6 +221,7 @@ func (j *judge) buriedInTime(s *session) {
 	if took <= bound {
 		return
 	}
+	deadline := s.renewed.Add(s.ttl * 2 / 3) // a claim that lands later was sent long before, and nobody expects it
 	for w := range j.waits {
 		since, ok := w.life.isRested()
 		_, drained := w.life.isDrained()
@@ -232,7 +233,7 @@ func (j *judge) buriedInTime(s *session) {
 				continue
 			}
 			k, r := j.keys[id], j.a.db.rows[rowKey{kindOf(id), id}]
-			if r != nil && r.Session == s.id && k.changed.Before(expired) {
+			if r != nil && r.Session == s.id && k.changed.Before(deadline) {
 				s.late = true
 				j.violated("S4", "%s has expired, and %v later it is not buried, although %s waits for %s", s.who(), took, w.life.name, id)
 				return
