@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 )
@@ -193,3 +194,67 @@ func (s *Session) free(ctx context.Context, table *ownerTable, id, kind string, 
 	}
 	return locked, refused, err
 }
+
+// drain returns when no func runs under a term any more, and the term's rows are free. If the session is
+// lost, other sessions free the rows.
+func (s *Session) drain(ctx context.Context, t *term) {
+	for _, k := range s.allKinds() { // wait for statements that may still take rows
+		k.turn <- struct{}{}
+		<-k.turn
+	}
+	idle := make(chan struct{})
+	go func() {
+		t.busy.Wait()
+		close(idle)
+	}()
+	for failures := 0; ctx.Err() == nil; failures++ {
+		// If another process has resumed the session, see [tenure.Lease.Resume], Seal fails, and the rows
+		// are that process's.
+		sealing, cancel := s.writeContext(ctx)
+		err := t.lease.Seal(sealing, t.Term)
+		cancel()
+		if err == nil {
+			err = s.freeAll(ctx, t.id, s.isBusy)
+		}
+		if err == nil {
+			break
+		}
+		s.cfg.Logger.Warn("failed to free keys at the end of a session; retrying", "session", t.id, "error", err)
+		select {
+		case <-idle: // deleting the record is enough now
+			return
+		case <-ctx.Done():
+		case <-time.After(pace.Retry(s.cfg.RenewInterval, longestRetryPause, failures)):
+		}
+	}
+	<-idle
+	if ctx.Err() == nil {
+		_ = s.freeAll(ctx, t.id, nil) // rows of a claim whose answer was lost
+	}
+}
+
+// isBusy reports whether a func runs for a row, or the row is already being freed.
+func (s *Session) isBusy(r objects.Claim) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.kinds[r.Kind]
+	return k != nil && (k.running[r.ID] != nil || k.ledger != nil && k.ledger.freeing[r.ID] > 0)
+}
+
+// sessionsKey is the key that is woken when a session begins.
+var sessionsKey = tenure.Key{Type: "tenure.claims", ID: "*"}
+
+// keyOf returns the key that is woken when keys of a kind are freed.
+func keyOf(kind string) tenure.Key { return tenure.Key{Type: "tenure.claims", ID: "kind " + kind} }
+
+// wake wakes all watchers of a key. It ignores errors, because a hint may be lost in any case.
+func (s *Session) wake(key tenure.Key) { wake(s.store, key, s.limit) }
+
+func wake(store tenure.Store, key tenure.Key, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	_ = tenure.Wake(ctx, store, key)
+}
+
+// watch subscribes to the hints that wake sends.
+func (s *Session) watch(key tenure.Key) tenure.Subscription { return tenure.Watch(s.store, key) }

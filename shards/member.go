@@ -16,7 +16,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/internal/health"
 	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
@@ -305,13 +304,6 @@ const floodPace = 100 * time.Millisecond
 
 var errNoMember = errors.New("the row that makes this process a member is gone")
 
-// sightings is what a member remembers from one look to the next.
-type sightings struct {
-	free    map[string]time.Time // since when each free shard has been free, while this member counts
-	members []string             // the sessions that the last look found
-	tries   int                  // looks in a row after which not all wanted shards could be claimed
-}
-
 // look lists members and shards, and follows the rule. It returns whether there was anything to do, and in
 // what time to look again at the latest.
 func (m *Member) look(ctx context.Context, me claims.Claim, seen *sightings) (did bool, next time.Duration, err error) {
@@ -381,12 +373,6 @@ func (m *Member) look(ctx context.Context, me claims.Claim, seen *sightings) (di
 	return did || len(got) > 0, next, err
 }
 
-// owners are the sessions that own shards.
-type owners struct {
-	of    map[string]string
-	count map[string]int
-}
-
 // sort returns the members of a listing, the oldest first, and which sessions own which shards.
 func (m *Member) sort(listing claims.Listing) (members []claims.Claim, owned owners) {
 	owned = owners{of: make(map[string]string, len(listing.Claims)), count: make(map[string]int)}
@@ -408,47 +394,6 @@ func (m *Member) sort(listing claims.Listing) (members []claims.Claim, owned own
 	}), owned
 }
 
-// note notes which shards are free: no other session owns them, and no func runs for them in this process.
-// The row of a free shard may still name this session, if the answer to a claim was lost.
-func (s *sightings) note(ids []string, owned owners, me string, runs map[string]bool, counts bool, now time.Time) {
-	if s.free == nil || !counts {
-		s.free = make(map[string]time.Time)
-	}
-	if !counts {
-		return
-	}
-	for _, id := range ids {
-		by, isOwned := owned.of[id]
-		if isOwned && by != me || runs[id] {
-			delete(s.free, id)
-		} else if _, noted := s.free[id]; !noted {
-			s.free[id] = now
-		}
-	}
-}
-
-// wanted returns the free shards that a member claims, and in what time there may be more; 0: never.
-func (s *sightings) wanted(ids []string, v view, begin int, now time.Time, settle time.Duration) (wanted []string, in time.Duration) {
-	room, later := v.room()
-	var free []string
-	for _, id := range ids {
-		if _, ok := s.free[id]; ok {
-			free = append(free, id)
-		}
-	}
-	free = slices.Concat(free[begin:], free[:begin])
-	for _, id := range free {
-		since := now.Sub(s.free[id])
-		switch {
-		case len(wanted) < room, len(wanted) < later && since >= settle:
-			wanted = append(wanted, id)
-		case len(wanted) < later && (in == 0 || settle-since < in):
-			in = settle - since
-		}
-	}
-	return wanted, in
-}
-
 // Owner returns the holder of the session that owns a shard, with its labels, so that a request can be sent
 // there. If no session owns the shard at this moment, the error is [tenure.ErrNotFound]. A crashed process
 // counts as the owner until its session has expired and was removed.
@@ -462,45 +407,6 @@ func (m *Member) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 // Keys returns the claims of the shards, for package route and others that look at them. Only the Member
 // may claim, release or detach them.
 func (m *Member) Keys() *claims.Keys { return m.keys }
-
-// unhealthy returns why this process must not work, or nil.
-func (m *Member) unhealthy() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.checkErr
-}
-
-// check calls Check until ctx is done.
-func (m *Member) check(ctx context.Context) {
-	check := health.Check{Timeout: m.paces.RenewInterval / 2}
-	for ctx.Err() == nil {
-		answered, err := check.Ask(ctx, func(ctx context.Context) error { return logtext.Sound(m.cfg.Check(ctx)) })
-		if !answered {
-			err = errors.New("Check has not returned in time")
-		}
-		if ctx.Err() == nil {
-			m.checked(err)
-		}
-		pace.Sleep(ctx, m.paces.RenewInterval)
-	}
-}
-
-// checked notes the answer of Check, and logs a change.
-func (m *Member) checked(err error) {
-	m.mu.Lock()
-	was := m.checkErr
-	m.checkErr = err
-	m.mu.Unlock()
-	switch {
-	case err != nil && (was == nil || was.Error() != err.Error()):
-		m.cfg.Logger.Warn("shards: Check fails", "kind", m.cfg.Kind, "error", err)
-	case err == nil && was != nil:
-		m.cfg.Logger.Info("shards: Check succeeds", "kind", m.cfg.Kind)
-	}
-	if (err == nil) != (was == nil) {
-		m.wake()
-	}
-}
 
 // wake makes Run's goroutine look again.
 func (m *Member) wake() {

@@ -98,3 +98,57 @@ func (v view) surplus() int {
 // for the settling time. At first it leaves some shards to members that do not count yet, which would
 // otherwise move twice.
 func (v view) room() (now, later int) { return max(0, v.least-v.mine), max(0, v.share-v.mine) }
+
+// owners are the sessions that own shards.
+type owners struct {
+	of    map[string]string
+	count map[string]int
+}
+
+// sightings is what a member remembers from one look to the next.
+type sightings struct {
+	free    map[string]time.Time // since when each free shard has been free, while this member counts
+	members []string             // the sessions that the last look found
+	tries   int                  // looks in a row after which not all wanted shards could be claimed
+}
+
+// note notes which shards are free: no other session owns them, and no func runs for them in this process.
+// The row of a free shard may still name this session, if the answer to a claim was lost.
+func (s *sightings) note(ids []string, owned owners, me string, runs map[string]bool, counts bool, now time.Time) {
+	if s.free == nil || !counts {
+		s.free = make(map[string]time.Time)
+	}
+	if !counts {
+		return
+	}
+	for _, id := range ids {
+		by, isOwned := owned.of[id]
+		if isOwned && by != me || runs[id] {
+			delete(s.free, id)
+		} else if _, noted := s.free[id]; !noted {
+			s.free[id] = now
+		}
+	}
+}
+
+// wanted returns the free shards that a member claims, and in what time there may be more; 0: never.
+func (s *sightings) wanted(ids []string, v view, begin int, now time.Time, settle time.Duration) (wanted []string, in time.Duration) {
+	room, later := v.room()
+	var free []string
+	for _, id := range ids {
+		if _, ok := s.free[id]; ok {
+			free = append(free, id)
+		}
+	}
+	free = slices.Concat(free[begin:], free[:begin])
+	for _, id := range free {
+		since := now.Sub(s.free[id])
+		switch {
+		case len(wanted) < room, len(wanted) < later && since >= settle:
+			wanted = append(wanted, id)
+		case len(wanted) < later && (in == 0 || settle-since < in):
+			in = settle - since
+		}
+	}
+	return wanted, in
+}

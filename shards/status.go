@@ -2,8 +2,14 @@ package shards
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"slices"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/health"
+	"github.com/tenurelib/tenure/internal/logtext"
+	"github.com/tenurelib/tenure/internal/pace"
 )
 
 // Status is what a [Member] knows about itself, as of its last look at the others.
@@ -75,4 +81,43 @@ func (m *Member) Status() Status {
 	}
 	slices.SortFunc(status.Shards, func(a, b ShardStatus) int { return cmp.Compare(a.ID, b.ID) })
 	return status
+}
+
+// unhealthy returns why this process must not work, or nil.
+func (m *Member) unhealthy() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.checkErr
+}
+
+// check calls Check until ctx is done.
+func (m *Member) check(ctx context.Context) {
+	check := health.Check{Timeout: m.paces.RenewInterval / 2}
+	for ctx.Err() == nil {
+		answered, err := check.Ask(ctx, func(ctx context.Context) error { return logtext.Sound(m.cfg.Check(ctx)) })
+		if !answered {
+			err = errors.New("Check has not returned in time")
+		}
+		if ctx.Err() == nil {
+			m.checked(err)
+		}
+		pace.Sleep(ctx, m.paces.RenewInterval)
+	}
+}
+
+// checked notes the answer of Check, and logs a change.
+func (m *Member) checked(err error) {
+	m.mu.Lock()
+	was := m.checkErr
+	m.checkErr = err
+	m.mu.Unlock()
+	switch {
+	case err != nil && (was == nil || was.Error() != err.Error()):
+		m.cfg.Logger.Warn("shards: Check fails", "kind", m.cfg.Kind, "error", err)
+	case err == nil && was != nil:
+		m.cfg.Logger.Info("shards: Check succeeds", "kind", m.cfg.Kind)
+	}
+	if (err == nil) != (was == nil) {
+		m.wake()
+	}
 }
