@@ -1,6 +1,7 @@
 package tenure_test
 
 import (
+	"bytes"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -53,4 +54,30 @@ func TestNoPackageHasAnInit(t *testing.T) {
 		return nil
 	}))
 	require.Greater(t, files, 200)
+}
+
+// A package that a program can import is frozen with 1.0, and the rule says so.
+func TestEachPackageIsInTheRuleOfCompatibility(t *testing.T) {
+	rule, err := os.ReadFile("docs/compatibility.md")
+	require.NoError(t, err)
+	_, rule, _ = bytes.Cut(rule, []byte("\nThe packages are "))
+	rule, _, _ = bytes.Cut(rule, []byte("\n\n"))
+	packages := []string{"tenure"}
+	out, err := exec.Command("go", "list", "./...").Output()
+	require.NoError(t, err)
+	for _, path := range strings.Fields(string(out)) {
+		if _, path, nested := strings.Cut(path, "/tenure/"); nested {
+			packages = append(packages, path)
+		}
+	}
+	modules, err := filepath.Glob("*tenure")
+	require.NoError(t, err)
+	for _, path := range append(packages, modules...) {
+		first, _, _ := strings.Cut(path, "/")
+		require.Contains(t, string(rule), "`"+first+"`", path)
+		if first != "internal" && first != "proof" && first != "examples" {
+			require.Contains(t, string(rule), "`"+path+"`")
+		}
+	}
+	require.Greater(t, len(packages), 20)
 }
