@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure/internal/health"
-	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/report"
 )
 
@@ -30,10 +28,6 @@ type Coordinator struct {
 	rested func()             // is called when it is drained and has nothing left; may be called again
 	turn   context.CancelFunc // ends what it does as a standby, because down or out has changed; nil: it is none
 }
-
-// longestCall limits a call to the store, however long the TTL is, because a shutdown waits
-// that long if the store hangs.
-const longestCall = 10 * time.Second
 
 // NewCoordinator returns a coordinator for a lease. It does no I/O and starts nothing. An
 // [ErrInvalid] names everything that is wrong with the config.
@@ -197,27 +191,6 @@ func (c *Coordinator) begin(ctx context.Context) (_ context.Context, hints Subsc
 		}
 		panic(panicked)
 	}, nil
-}
-
-// useStore makes sure, until done is called, that neither this process nor another one wrongly
-// believes that it is the only one to use the store.
-func (c *Coordinator) useStore(ctx context.Context) (done func(), err error) {
-	file, ok := c.lease.store.(interface {
-		use(context.Context) (func(), error)
-	})
-	for ok {
-		asking, cancel := context.WithTimeout(ctx, c.caller.timeout)
-		done, err := file.use(asking)
-		cancel()
-		if err == nil || errors.Is(err, objects.ErrInUse) {
-			return done, err
-		}
-		c.monitor.logFailure("failed to use the store; retrying", err)
-		if !pace.Sleep(ctx, pace.Jitter(c.cfg.AcquireInterval)) {
-			break
-		}
-	}
-	return func() {}, nil
 }
 
 // IsHolder reports whether this replica holds the lease and its job has not been told to
@@ -414,4 +387,42 @@ func (c *Coordinator) awaitResignation(ctx context.Context, resign *resignation)
 	case <-ctx.Done():
 		return fmt.Errorf("tenure: resign %s: %w", c.lease.cfg.Key, ctx.Err())
 	}
+}
+
+// Do waits until this replica holds the lease, calls fn once with the context of its term,
+// and releases the lease. It returns fn's error; if the lease was lost before fn returned,
+// that error is also [ErrLost] or [ErrDeadline]. If ctx is done before fn is called, Do
+// returns its cause; if ctx is done later, the context of fn is done too, and the lease is
+// kept until fn has returned. If fn panics, Do panics with a [*JobPanic]. It never calls fn
+// twice: the caller decides what to do after a loss.
+//
+// Use it for a single piece of work, such as a migration. A job that continues for as long as
+// the program runs needs a [Coordinator].
+func Do(ctx context.Context, lease *Lease, fn func(context.Context) error) error {
+	if fn == nil {
+		return fmt.Errorf("tenure: do: %w: fn is nil", ErrInvalid)
+	}
+	competing, stop := context.WithCancel(ctx)
+	defer stop()
+	called, result := false, error(nil)
+	coordinator, err := NewCoordinator(lease, CoordinatorConfig{Reconcile: func(ctx context.Context) error {
+		called = true
+		result = fn(ctx)
+		if cause := context.Cause(ctx); isLoss(cause) {
+			result = errors.Join(fmt.Errorf("tenure: do: %w", cause), result)
+		}
+		stop()
+		<-ctx.Done() // so that the term ends by a shutdown, and not because the job ended
+		return nil
+	}})
+	if err != nil {
+		return err
+	}
+	if err := coordinator.Run(competing); err != nil {
+		return err
+	}
+	if !called {
+		return fmt.Errorf("tenure: do: %w", context.Cause(ctx))
+	}
+	return result
 }

@@ -94,6 +94,27 @@ func (b *base) offerFor(live bool) time.Duration {
 	return enough
 }
 
+// useStore makes sure, until done is called, that neither this process nor another one wrongly
+// believes that it is the only one to use the store.
+func (b *base) useStore(ctx context.Context) (done func(), err error) {
+	file, ok := b.lease.store.(interface {
+		use(context.Context) (func(), error)
+	})
+	for ok {
+		asking, cancel := context.WithTimeout(ctx, b.caller.timeout)
+		done, err := file.use(asking)
+		cancel()
+		if err == nil || errors.Is(err, objects.ErrInUse) {
+			return done, err
+		}
+		b.monitor.logFailure("failed to use the store; retrying", err)
+		if !pace.Sleep(ctx, pace.Jitter(b.cfg.AcquireInterval)) {
+			break
+		}
+	}
+	return func() {}, nil
+}
+
 // keeper renews one term in a goroutine of its own, so that nothing else waits while a renewal
 // hangs.
 type keeper struct {

@@ -1,18 +1,14 @@
 package tenure
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
-	"maps"
-	"math/rand/v2"
 	"strings"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/pace"
 )
 
 // MaxPayload is the greatest length of an [Object]'s payload, in bytes. A store whose server has a
@@ -384,46 +380,6 @@ func isExclusive(store Store) bool {
 	return ok && exclusive.SingleReplica()
 }
 
-// Update reads an object, calls change to get its new state, and writes that, unless the object
-// was written in between; then it starts again. It returns the object as it was written. The
-// error is [ErrNotFound] if there is no object, and [ErrInvalid] if change has returned another
-// key. Update returns an error of change unchanged, and then writes nothing.
-//
-// Update may call change several times, so change should do nothing but decide. It may
-// modify the object that it gets. Update ends only with success, with ctx, or with an error
-// that another attempt could not avoid. If [Fence] made the store, the write is fenced.
-func Update(ctx context.Context, store Store, key Key, change func(Object) (Object, error)) (Object, error) {
-	switch {
-	case objects.IsNil(store):
-		return Object{}, fmt.Errorf("tenure: update %s: %w: store is nil", key, ErrInvalid)
-	case change == nil:
-		return Object{}, fmt.Errorf("tenure: update %s: %w: change is nil", key, ErrInvalid)
-	}
-	for conflicts := 0; ; conflicts++ {
-		obj, err := store.Get(ctx, key)
-		if err != nil {
-			return Object{}, err
-		}
-		version := obj.Version
-		obj.Labels, obj.Payload = maps.Clone(obj.Labels), bytes.Clone(obj.Payload)
-		changed, err := change(obj)
-		if err != nil {
-			return Object{}, err
-		}
-		if changed.Key != key {
-			return Object{}, fmt.Errorf("tenure: update %s: %w: the changed object has the key %s", key, ErrInvalid, changed.Key)
-		}
-		written, err := store.PutIf(ctx, changed, IfVersion(version))
-		if !errors.Is(err, ErrConflict) {
-			return written, err
-		}
-		// Another writer was faster. The random pause keeps many callers from colliding again.
-		if !pace.Sleep(ctx, rand.N(time.Millisecond<<min(conflicts, 6))) {
-			return Object{}, fmt.Errorf("tenure: update %s: %w: %w", key, context.Cause(ctx), err)
-		}
-	}
-}
-
 // opError says which operation failed, on which key, and whether its context has ended: some
 // drivers only say that they were interrupted.
 func opError(ctx context.Context, op string, key Key, err error) error {
@@ -432,3 +388,56 @@ func opError(ctx context.Context, op string, key Key, err error) error {
 	}
 	return fmt.Errorf("tenure: %s %s: %w", op, key, err)
 }
+
+// ErrMoved means that a write was not done because the store is on another server than the one
+// that the write's condition names: see [WriteCondition.OnServer]. It is an [ErrConflict].
+var ErrMoved = objects.ErrMoved
+
+// Lineaged is implemented by stores whose history can be cut off: by a failover or a restore that
+// loses what they had acknowledged. [PostgresStore] does. In any other store, what was acknowledged
+// must never be lost.
+type Lineaged interface {
+	// Lineage returns the lineage in which the store is: the history that one primary continues.
+	// If the store has not been marked in this lineage, Lineage first marks it. It does I/O only
+	// at the first call, and after a read or a write has reached another server than before. The
+	// zero Lineage says that the store has none, as one that wraps another may have to.
+	Lineage(ctx context.Context) (Lineage, error)
+}
+
+// Lineage is a store's lineage, as it was last seen.
+type Lineage struct {
+	Server string        // the server, and its start, for [WriteCondition.OnServer]
+	Mark   string        // another one in each lineage
+	Age    time.Duration // how long ago the store was marked, by its clock
+	Seen   time.Duration // how long ago this process first saw the mark; as long as Age if nothing can have been lost
+}
+
+// LineageOf returns the lineage of any store; the zero one if the store is not [Lineaged].
+func LineageOf(ctx context.Context, store Store) (Lineage, error) {
+	if lineaged, ok := store.(Lineaged); ok {
+		return lineaged.Lineage(ctx)
+	}
+	return Lineage{}, nil
+}
+
+// OnServer makes a write fail with [ErrMoved] on any other server than the one that
+// [Lineage.Server] names, and gives it a version above least. If server is empty, it changes
+// nothing.
+func (c WriteCondition) OnServer(server string, least int64) WriteCondition {
+	if server != "" {
+		c.c.Server, c.c.Least = server, least
+	}
+	return c
+}
+
+// CheckServer returns [ErrMoved] if the condition names another server. It is for
+// implementations of [Lineaged].
+func (c WriteCondition) CheckServer(server string) error {
+	if c.c.Server != "" && c.c.Server != server {
+		return ErrMoved
+	}
+	return nil
+}
+
+// Least returns the version that the write's must be above.
+func (c WriteCondition) Least() int64 { return c.c.Least }
