@@ -99,6 +99,10 @@ sim: ## a million virtual lease-hours of replicas under faults, 1e5 session-hour
 	GOGC=400 go test ./claims -run TestSimulation -v -timeout 60m -sim.hours 1e5 -sim.first $${SEED:-1}
 	GOGC=400 go test ./shards -run 'TestShardsUnderFaults|TestMovesAreTheMinimum|TestAnyChurn|TestARollingRestart' -v -timeout 60m -shards.events 10000 -shards.rule 1000 -shards.seed $${SEED:-1}
 
+.PHONY: model
+model: ## explore the models of leases, failovers and claims, and show how each rule that is left out breaks them, for some minutes
+	GOGC=400 go run ./proof/model
+
 .PHONY: mutants
 mutants: ## make the library wrong in one place after another; the tests must notice, for half an hour
 	go run ./proof/mutants

@@ -29,7 +29,7 @@ type found struct {
 	complete      bool     // all states were seen
 }
 
-const stuck = "nobody ever owns the key, however well all goes on"
+const stuck = "nobody ever holds, however well all goes on"
 
 // search goes through all states, nearest first, until it has seen most of them. So the story that it
 // finds is a shortest one.
@@ -55,20 +55,21 @@ func (m *model[S]) search(most int) (f found) {
 				}
 				to = m.same(to)
 				p := of(to)
-				if _, known := seen[p]; known && bad == "" {
+				if _, known := seen[p]; !known {
+					seen[p] = origin{at, step}
+					if bad == "" && !m.recovers(to) {
+						bad = stuck
+					}
+				} else if bad == "" {
 					return
-				}
-				seen[p] = origin{at, step}
-				if bad == "" && !m.recovers(to) {
-					bad = stuck
 				}
 				f.states, f.depth, f.bad = len(seen), depth, bad
 				if bad == "" {
 					following = append(following, to)
 					return
 				}
-				var steps []int
-				for ; p != of(first); p = seen[p].from {
+				steps := []int{step}
+				for p := at; p != of(first); p = seen[p].from {
 					steps = append(steps, seen[p].step)
 				}
 				f.story = m.tell(first, steps)
