@@ -23,8 +23,9 @@ type leaseRules struct {
 	processes int
 	ttls      [most]int32 // of each process; 0: leaseIs
 	leaseFaults
-	handover bool // a release may offer the lease to another process
-	fences   bool // jobs make fenced writes
+	onlySlow lease.Kind // the kind of statements that may be under way; 0: each
+	handover bool       // a release may offer the lease to another process
+	fences   bool       // jobs make fenced writes
 }
 
 // leaseFaults are how often each fault may still happen.
@@ -207,7 +208,10 @@ func (r *leaseRules) next(s leaseState, emit func(func() string, leaseState, str
 		n := s
 		n.resets--
 		n.record, n.greatest = lease.Record{}, 0
-		put(n, "", "the table is made anew")
+		for k := range n.processes {
+			n.processes[k].Seen = lease.Record{}
+		}
+		put(n, "", "the table is made anew, and all look again")
 	}
 }
 
@@ -221,7 +225,7 @@ func (r *leaseRules) steps(s leaseState, k int, put func(leaseState, string, str
 			if n.calls[k] = c; c.Kind == lease.Ask {
 				n.asks--
 			}
-			if s.slow > 0 {
+			if s.slow > 0 && (r.onlySlow == 0 || r.onlySlow == c.Kind) {
 				l := n
 				l.slow--
 				put(l, "", "P%d sends a %v", who, c.Kind)

@@ -108,10 +108,10 @@ func (r *leaseRules) same(s leaseState) leaseState {
 }
 
 // recovers lets all go well from a state on, and reports whether somebody then holds the lease in time: within a TTL
-// for the record of a holder that is gone, and one for an offer.
+// for the record of a holder that is gone, one for an offer, and some for tokens that are refused (L5).
 func (r *leaseRules) recovers(s leaseState) bool {
 	s.open, s.stray = [most]int32{}, lease.Statement{}
-	for range 3 * leaseIs {
+	for range 6 * leaseIs {
 		for k := range r.processes {
 			p := &s.processes[k]
 			if s.calls[k].Kind != 0 {

@@ -1,5 +1,7 @@
 package main
 
+import "github.com/tenurelib/tenure/proof/model/lease"
+
 // leaseScenarios are those of the lease itself.
 func leaseScenarios() (all []scenario) {
 	add := func(name string, change func(*leaseRules)) {
@@ -30,7 +32,9 @@ func leaseScenarios() (all []scenario) {
 	add("drop/L4: only the term's own record counts as its own", func(r *leaseRules) { r.TakeForOwn, r.slow, r.lost = true, 1, 1 })
 	add("drop/L5: a token is above all that were seen", func(r *leaseRules) { r.RepeatTokens, r.resets = true, 1 })
 	add("drop/a begin compares the version", func(r *leaseRules) { r.BlindBegin, r.slow = true, 1 })
-	add("drop/a renewal compares the version", func(r *leaseRules) { r.BlindRenew, r.slow, r.lates, r.fences = true, 1, 1, true })
+	add("drop/a renewal compares the version", func(r *leaseRules) {
+		r.BlindRenew, r.slow, r.onlySlow, r.lates, r.fences = true, 1, lease.Renew, 1, true
+	})
 	add("drop/a release compares the version", func(r *leaseRules) { r.BlindRelease, r.slow, r.lost = true, 1, 1 })
 	add("drop/a deletion leaves its version behind", func(r *leaseRules) { r.NoTombstone = true })
 	add("drop/a fenced write compares the payload", func(r *leaseRules) { r.FenceNothing, r.fences, r.lates = true, true, 1 })
