@@ -70,7 +70,7 @@ func TestTheProgramsOfTheDocumentsPrintWhatTheySay(t *testing.T) {
 		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
 		require.NoError(t, os.WriteFile(file, []byte(p.program), 0o644))
 	}
-	for _, name := range []string{"README", "claims", "queues", "remote-workers", "shards", "schedules", "fencing", "testing", "integrations"} {
+	for _, name := range []string{"README", "claims", "agent-sessions", "queues", "remote-workers", "shards", "schedules", "fencing", "testing", "integrations"} {
 		require.True(t, names[name], "%s begins with a program", name)
 	}
 	goCommand(t, module, "build", "-ldflags=-s -w", "-o", "bin"+string(filepath.Separator), "./...") // which links faster
