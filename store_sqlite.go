@@ -200,8 +200,9 @@ func (s *SQLiteStore) DeleteAndWake(ctx context.Context, key Key, version int64)
 func (s *SQLiteStore) Wake(ctx context.Context, key Key) error { return wakeIn(ctx, s.table, key) }
 
 // Watch implements [Watcher]. While there are subscriptions, the store keeps one connection, on
-// which it asks SQLite 20 times a second whether the file was written. It does not do so in a
-// database that may have only one or two connections.
+// which it asks SQLite whether the file was written: when the operating system tells that its
+// write-ahead log was, and once a second, or 20 times a second while nothing can be heard from the
+// system. It does not do so in a database that may have only one or two connections.
 func (s *SQLiteStore) Watch(key Key) Subscription { return s.table.Watch(objects.ID(key)) }
 
 // Fence implements [Fencer].

@@ -17,13 +17,10 @@ import (
 	"github.com/tenurelib/tenure/internal/wake"
 )
 
-const (
-	pollInterval = 50 * time.Millisecond
-	pollPause    = time.Second // after a poll has failed
-)
+const pollPause = time.Second // after a poll has failed
 
 // watches wakes the watches of an object: immediately after a change through the same table, and at the next
-// poll after another connection has changed the file.
+// look after another connection has changed the file.
 type watches struct {
 	hub     *wake.Hub[objects.ID]
 	db      *sql.DB
@@ -108,7 +105,7 @@ func (w *watches) poll(ctx context.Context) {
 }
 
 func (w *watches) pollFile(ctx context.Context) error {
-	conn, err := w.pollConn(ctx)
+	conn, file, err := w.pollConn(ctx)
 	if err != nil {
 		return err
 	}
@@ -117,68 +114,72 @@ func (w *watches) pollFile(ctx context.Context) error {
 		return ctx.Err()
 	}
 	defer conn.Close()
-	ticker := time.NewTicker(pollInterval)
-	defer ticker.Stop()
+	looks := newLooks(file, w.logger)
+	defer looks.close()
 	contents := make(map[objects.ID][]byte)
+	var spurious pace.Limiter
 	for lastVersion, lastStarted := int64(-1), int64(0); ; {
 		started := w.started.Load()
 		var version int64 // data_version, which changes when another connection writes
 		if err := conn.QueryRowContext(ctx, `PRAGMA data_version`).Scan(&version); err != nil {
 			return err
 		}
+		read, ignoreFor := 0, time.Duration(0)
 		if version != lastVersion || started != lastStarted {
-			if err := w.wakeChanged(ctx, conn, contents); err != nil {
+			uncertain, err := w.wakeChanged(ctx, conn, contents)
+			if err != nil {
 				return err
 			}
+			read, ignoreFor = len(contents), spurious.IgnoreFor(uncertain, pollInterval)
 		}
 		if lastVersion == -1 {
+			looks.open()
 			w.hub.SetLive(true)
 		}
+		rest := looks.after(lastVersion != -1 && version != lastVersion, read)
 		lastVersion, lastStarted = version, started
-		select {
-		case <-ctx.Done():
+		if !looks.await(ctx, max(rest, ignoreFor)) {
 			return ctx.Err()
-		case <-ticker.C:
 		}
 	}
 }
 
-// pollConn returns a connection to poll on, or nil if none can be spared or if polling would not notice
-// other connections' changes. Then the watches are not live, and only changes through the same table wake
-// them.
-func (w *watches) pollConn(ctx context.Context) (*sql.Conn, error) {
+// pollConn returns a connection to poll on and the path of its file, or nil if none can be spared or if polling
+// would not notice other connections' changes. Then the watches are not live, and only changes through the same
+// table wake them.
+func (w *watches) pollConn(ctx context.Context) (conn *sql.Conn, file string, err error) {
 	if most := w.db.Stats().MaxOpenConnections; most == 1 || most == 2 {
-		return nil, nil // a program may need two at the same time
+		return nil, "", nil // a program may need two at the same time
 	}
-	conn, err := w.db.Conn(ctx)
-	if err != nil {
-		return nil, err
+	if conn, err = w.db.Conn(ctx); err != nil {
+		return nil, "", err
 	}
-	var file string
 	err = conn.QueryRowContext(ctx, `SELECT file FROM pragma_database_list WHERE name = 'main'`).Scan(&file)
 	if err != nil || file == "" { // for a database in memory, data_version is not reliable
-		return nil, errors.Join(err, conn.Close())
+		return nil, "", errors.Join(err, conn.Close())
 	}
-	return conn, nil
+	return conn, file, nil
 }
 
 // wakeChanged wakes the watches of objects that are missing, whose labels or payload have changed, or that
 // are read for the first time. The renewal of a lease changes only version and time, so it wakes no
-// watch.
-func (w *watches) wakeChanged(ctx context.Context, conn reader, contents map[objects.ID][]byte) error {
+// watch. Uncertain says that one was woken of an object that was missing before too: such a watch is for hints
+// about other tables, and any change may be meant.
+func (w *watches) wakeChanged(ctx context.Context, conn reader, contents map[objects.ID][]byte) (uncertain bool, err error) {
 	watched := w.hub.Keys()
 	maps.DeleteFunc(contents, func(id objects.ID, _ []byte) bool { return !slices.Contains(watched, id) })
 	for _, id := range watched {
 		var content []byte
 		err := conn.QueryRowContext(ctx, w.content, id.Type, id.ID).Scan(&content)
 		if err != nil && !errors.Is(err, sql.ErrNoRows) {
-			return err
+			return uncertain, err
 		}
 		last, known := contents[id]
+		uncertain = uncertain || err != nil && known && last == nil
 		if err != nil || !known || !bytes.Equal(content, last) {
 			w.hub.Wake(id)
 		}
 		contents[id] = content
 	}
-	return nil
+	return uncertain, nil
 }

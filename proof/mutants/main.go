@@ -66,6 +66,7 @@ type suite struct {
 var suites = []*suite{
 	{dir: "."},
 	{dir: "internal/health"},
+	{dir: "internal/filewatch"},
 	{dir: "internal/listen"},
 	{dir: "internal/logtext"},
 	{dir: "internal/pgconns"},

@@ -1,0 +1,21 @@
+// Package filewatch tells when a file is written, by the notifications of the operating system: inotify, kqueue or
+// ReadDirectoryChangesW. It uses only the standard library, so that programs on other databases get no dependency by it.
+//
+// A notification may come before the write is complete, and some files have none: those of some network file systems, or of a
+// directory that a virtual machine shares with its host. A caller must find out whether it can rely on them.
+package filewatch
+
+// Watcher is a watch of one file. It keeps watching that file if another one gets its name.
+type Watcher struct {
+	// C receives after the file was written. Writes that come while nobody receives are one.
+	C <-chan struct{}
+
+	end func() // nil: there is nothing to end
+}
+
+// Close ends the watch, and waits until nothing is left of it. It must be called once.
+func (w *Watcher) Close() {
+	if w.end != nil {
+		w.end()
+	}
+}

@@ -1,0 +1,99 @@
+package sqliteobjects
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/tenurelib/tenure/internal/filewatch"
+	"github.com/tenurelib/tenure/internal/pace"
+)
+
+const (
+	pollInterval  = 50 * time.Millisecond // the longest time between looks, where notifications cannot be relied on
+	quietInterval = time.Second           // the same where they can
+	shortestRest  = time.Millisecond
+)
+
+// looks decides when to look at a database for changes by other connections: after a notification that its write-ahead log was
+// written, and from time to time.
+//
+// A notification comes before the commit is visible, because SQLite then waits for the disk, and another commit may begin before
+// the look. It therefore begins a row of looks, in which each pause is twice as long as the last.
+//
+// Notifications are relied on once they have announced a change, and until a change is found that they have not announced: not
+// every file system has them. A database without a write-ahead log gets none.
+type looks struct {
+	watch  func() (*filewatch.Watcher, error) // watches the log
+	logger *slog.Logger
+
+	watcher *filewatch.Watcher // nil: none can be had
+	logged  bool               // that none can be had
+	relied  bool
+	told    time.Time     // when the last notification came
+	pause   time.Duration // before the last look of a row
+}
+
+// newLooks returns the looks at a database's file. The caller has to open and close them.
+func newLooks(file string, logger *slog.Logger) *looks {
+	return &looks{watch: func() (*filewatch.Watcher, error) { return filewatch.New(file + "-wal") }, logger: logger}
+}
+
+// open watches the log, which exists while a connection uses it.
+func (l *looks) open() {
+	l.close()
+	watcher, err := l.watch()
+	if err == nil {
+		l.watcher = watcher
+	} else if !l.logged {
+		l.logged = true
+		l.logger.Debug("the database's file is polled", "interval", pollInterval, "error", err)
+	}
+}
+
+func (l *looks) close() {
+	if l.watcher != nil {
+		l.watcher.Close()
+		l.watcher = nil
+	}
+}
+
+// announced reports whether a change has been announced that may be still to come.
+func (l *looks) announced() bool { return time.Since(l.told) < quietInterval }
+
+// after notes whether the last look has found a change, and how many objects it has read. It returns for how long not to look, so
+// that looks take at most some percent of one processor's time, however often the file is written.
+func (l *looks) after(changed bool, read int) (rest time.Duration) {
+	if changed {
+		if l.relied = l.announced(); !l.relied {
+			l.open()
+		}
+		l.pause = 0
+	}
+	rest = min(shortestRest*time.Duration(max(read, 1)), pollInterval)
+	l.pause = min(max(2*l.pause, rest), quietInterval)
+	return rest
+}
+
+// await rests, and waits until it is time for the next look. It returns false once ctx is done.
+func (l *looks) await(ctx context.Context, rest time.Duration) bool {
+	if !pace.Sleep(ctx, rest) { // without receiving: writes that come meanwhile cost nothing
+		return false
+	}
+	longest := pollInterval
+	if l.relied {
+		longest = quietInterval
+	}
+	if l.announced() {
+		longest = min(longest, l.pause)
+	}
+	var told <-chan struct{}
+	if l.watcher != nil {
+		told = l.watcher.C
+	}
+	woken, ok := pace.Await(ctx, told, 0, longest-rest)
+	if woken {
+		l.told, l.pause = time.Now(), 0
+	}
+	return ok
+}
