@@ -144,7 +144,10 @@ func (r *leaseRules) statements(s *leaseState, k int) (all []lease.Statement) {
 	if p.Term != 0 {
 		release(p.Term, p.Version)
 	}
-	if p.Over != 0 && p.Seen.Payload != 0 {
+	if p.OverVersion != 0 {
+		release(p.Over, p.OverVersion)
+	}
+	if p.Over != 0 && p.Seen.Payload != 0 && p.Seen.Version != p.OverVersion {
 		release(p.Over, p.Seen.Version)
 	}
 	if s.asks > 0 && p.Seen.Asked == 0 {

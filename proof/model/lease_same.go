@@ -85,8 +85,9 @@ func (r *leaseRules) same(s leaseState) leaseState {
 		p := &s.processes[k]
 		if slices.Contains(terms, p.Over) {
 			term(&p.Over)
+			version(&p.OverVersion)
 		} else {
-			p.Over = 0
+			p.Over, p.OverVersion = 0, 0
 		}
 	}
 	if slices.Contains(terms, s.begun) {

@@ -1,11 +1,12 @@
 // Command mutants puts one fault after another into the library and runs the tests,
 // which must fail each time. A mutant that survives shows that a test is missing.
 //
-//	go run ./proof/mutants [-check] [-file prefix] [-run regexp] [-record]
+//	go run ./proof/mutants [-check] [-file prefix] [-run regexp] [-record] [-by "package Test"]
 //
 // The faults stand in testdata/mutants.txt beside the code that they change, each with the
 // test that has killed it before, which is tried first, alone. With -record that test is written anew.
-// With -check nothing is run: it fails if a fault no longer fits the code.
+// With -check nothing is run: it fails if a fault no longer fits the code. With -by only one test is run, and it need not
+// notice each fault: this shows which ones it notices, and by what.
 //
 // It works on a copy of the module.
 package main
@@ -32,6 +33,7 @@ func main() {
 	prefix := flag.String("file", "", "run only the mutants of files whose paths begin with this")
 	run := flag.String("run", "", "run only the mutants whose names match this regexp")
 	record := flag.Bool("record", false, "note which test kills each mutant")
+	by := flag.String("by", "", "try only this test, such as \"proof/sim TestEachRunIsABehaviourOfTheRules\"")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -45,7 +47,7 @@ func main() {
 		mutants = slices.DeleteFunc(mutants, func(m mutant) bool {
 			return !which.MatchString(m.name) || !strings.HasPrefix(m.file, *prefix)
 		})
-		err = kill(ctx, ".", mutants, *record)
+		err = kill(ctx, ".", mutants, *record, *by)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -118,7 +120,8 @@ func (m mutant) suites() []*suite {
 }
 
 // kill tries the mutants; it returns an error if some survived.
-func kill(ctx context.Context, module string, mutants []mutant, record bool) error {
+// If by is not empty, only that test tries, and none that survives is an error.
+func kill(ctx context.Context, module string, mutants []mutant, record bool, by string) error {
 	dir, err := os.MkdirTemp("", "mutants")
 	if err != nil {
 		return err
@@ -130,6 +133,17 @@ func kill(ctx context.Context, module string, mutants []mutant, record bool) err
 	survived := 0
 	for _, m := range mutants {
 		began := time.Now()
+		if by != "" {
+			killed, says, err := m.triedBy(dir, by)
+			if err != nil {
+				return err
+			}
+			if !killed {
+				survived++
+			}
+			fmt.Printf("%-9s %s (%v)%s\n", map[bool]string{true: "killed", false: "survived"}[killed], m.name, time.Since(began).Round(time.Second), says)
+			continue
+		}
 		by, err := m.kill(dir, mutants)
 		if ctx.Err() != nil { // the tests were ended by it, too
 			return ctx.Err()
@@ -152,7 +166,7 @@ func kill(ctx context.Context, module string, mutants []mutant, record bool) err
 		}
 	}
 	fmt.Printf("%d mutants, %d survived\n", len(mutants), survived)
-	if survived > 0 {
+	if survived > 0 && by == "" {
 		return errors.New("the tests do not notice each fault")
 	}
 	return nil
@@ -213,6 +227,29 @@ func (m mutant) kill(dir string, all []mutant) (by killer, err error) {
 	return killer{}, nil
 }
 
+// triedBy runs one test with the mutant in the copy of the module. It reports whether the test fails, and what it says first.
+func (m mutant) triedBy(dir, by string) (killed bool, says string, err error) {
+	pkg, test, _ := strings.Cut(by, " ")
+	path := filepath.Join(dir, m.file)
+	source, err := os.ReadFile(path)
+	if err != nil {
+		return false, "", err
+	}
+	mutated, err := m.mutate(string(source))
+	if err != nil {
+		return false, "", err
+	}
+	defer func() { err = errors.Join(err, os.WriteFile(path, source, 0o600)) }()
+	if err := os.WriteFile(path, []byte(mutated), 0o600); err != nil {
+		return false, "", err
+	}
+	failing, out := (&suite{dir: pkg}).fails(dir, "^"+test+"$", "3m")
+	if first := message.FindStringSubmatch(out); failing != "" && first != nil {
+		says = ": " + first[1]
+	}
+	return failing != "", says, nil
+}
+
 // killersOf returns a regexp of the tests of a package that have killed mutants before.
 func killersOf(dir string, all []mutant) string {
 	var tests []string
@@ -225,6 +262,7 @@ func killersOf(dir string, all []mutant) string {
 }
 
 var (
+	message = regexp.MustCompile(`(?m)^\s*\w+_test\.go:\d+: (.*)$`)
 	hung    = regexp.MustCompile(`(?m)^panic: test timed out after \S+\n\s+running tests:\n\s+(Test\w+)`)
 	failed  = regexp.MustCompile(`(?m)^\s*--- FAIL: ((?:Test|Fuzz|Example)\w+)`)
 	crashed = regexp.MustCompile(`(?m)^=== RUN\s+(\w+)[^=]*^(?:panic|fatal error): `)

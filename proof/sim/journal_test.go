@@ -89,7 +89,12 @@ func (j *journal) handle(who string, l *life, rules bool) *handle {
 }
 
 func (h *handle) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
-	obj, err := h.to().Get(ctx, key)
+	var obj tenure.Object
+	var err error
+	h.w.locked(func() {
+		obj, err = h.to().Get(ctx, key)
+		h.w.trace.runs(ctx, obj, err)
+	})
 	if h.w.tellsChanges {
 		obj.Age = 0
 	}
@@ -103,10 +108,12 @@ func (h *handle) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Write
 	h.w.mu.Lock()
 	defer h.w.mu.Unlock()
 	stored, err := h.to().PutIf(ctx, obj, cond)
+	h.w.trace.runs(ctx, stored, err)
 	if err == nil && obj.Key == leaseKey {
 		h.changed(stored, false)
 	}
 	if h.fence != nil {
+		h.w.trace.add(step{what: writes, life: h.life, term: h.fence.ID(), done: err == nil})
 		h.w.judge.fencedWrite(h.fence, err)
 	} else if err == nil && obj.Key == leaseKey {
 		h.w.judge.written(h, stored, kit.CallerGaveUp(ctx))
@@ -130,6 +137,7 @@ func (h *handle) delete(ctx context.Context, key tenure.Key, version int64, wake
 	defer h.w.mu.Unlock()
 	wakes = wakes && !h.hintsLost
 	err := h.to().DeleteIf(ctx, key, version)
+	h.w.trace.runs(ctx, tenure.Object{}, err)
 	if err == nil && key == leaseKey {
 		h.changed(tenure.Object{Key: key, Version: version + 1}, true)
 		h.w.judge.deleted(h, wakes)

@@ -24,6 +24,7 @@ func (j *judge) jobBegins(l *life, ctx context.Context, tm *tenure.Term) {
 	if t.running > 1 || l.dead() {
 		return
 	}
+	j.w.trace.add(step{what: begins, life: l, term: tm.ID(), token: tm.Token()})
 	j.begins(t, tm.Valid)
 	j.mayTake(l, "begins its job")
 	if tm.Token() <= l.token {
@@ -115,6 +116,7 @@ func (j *judge) overlap(older, newer *term) {
 func (j *judge) jobReturns(l *life, tm *tenure.Term) {
 	if t := j.terms[tm.ID()]; t != nil && !l.dead() {
 		if t.running--; t.running == 0 {
+			j.w.trace.add(step{what: returns, life: l, term: tm.ID()})
 			l.held = max(l.held, time.Since(tm.AcquiredAt())+l.ttl()/3) // as the process measures it, with its release
 			j.ends(t)
 		}
@@ -191,6 +193,7 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 
 // crashed is called when a life, and with it its jobs, ended in a crash.
 func (j *judge) crashed(l *life) {
+	j.w.trace.add(step{what: crashed, life: l})
 	for i := len(j.running) - 1; i >= 0; i-- {
 		if t := j.running[i]; t.life == l {
 			j.running = append(j.running[:i], j.running[i+1:]...)

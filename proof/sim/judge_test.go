@@ -91,6 +91,9 @@ type term struct {
 }
 
 func (j *judge) violated(rule, format string, args ...any) {
+	if j.w.trace != nil { // the rules of the lease judge this run
+		return
+	}
 	kit.Count(&j.broken, rule)
 	j.w.line.Say("JUDGE", rule+": "+format, args...)
 	if j.until == "" {

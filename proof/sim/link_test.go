@@ -14,6 +14,7 @@ var errCrashed = errors.New("the process is gone")
 
 // call is the [storetest.Hook] of a process.
 func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+	ctx, told := l.r.w.trace.sends(ctx, l, call)
 	if !l.halt() {
 		return errCrashed
 	}
@@ -23,6 +24,7 @@ func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Co
 	if !l.halt() { // paused before it saw the answer
 		return errCrashed
 	}
+	told(err)
 	if (err == nil || errors.Is(err, tenure.ErrNotFound)) && call.Op == "get" && call.Key == leaseKey && ctx.Value(runKey{}) != nil {
 		l.r.w.locked(func() { l.r.w.judge.looks(l, sent) })
 	}

@@ -8,10 +8,10 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
-// copies lets a copy of the holder's machine, restored from a snapshot, renew the
+// copy lets a copy of the holder's machine, restored from a snapshot, renew the
 // record of the same term for a while. The copy takes whatever version it finds for its
 // own, which no replica should do.
-func (w *world) copies() {
+func (w *world) copy() {
 	by := w.journal.handle("copy", nil, true)
 	first := w.journal.mustGet()
 	if first.Version == 0 {

@@ -50,7 +50,6 @@ var events = []event{
 		return "handover in bad weather, then a partition"
 	}},
 	{12, func(w *world, r *replica) string { r.pause(w.upTo(3*w.ttl), false); return "pause" }},
-	{3, func(w *world, _ *replica) string { w.copies(); return "renewals by a copy" }},
 	{8, func(w *world, r *replica) string {
 		down := w.upTo(2 * w.ttl)
 		r.crash()
@@ -101,6 +100,7 @@ var (
 		})
 		return kind
 	}}
+	copyEvent    = event{3, func(w *world, _ *replica) string { w.copy(); return "renewals by a copy" }}
 	handEvent    = event{4, func(w *world, _ *replica) string { w.meddle(); return "record meddled with by hand" }}
 	restoreEvent = event{4, func(w *world, r *replica) string { return w.restore(r) }}
 	drainEvents  = []event{
@@ -138,7 +138,7 @@ func (w *world) events() []event {
 	for _, more := range []struct {
 		on bool
 		event
-	}{{w.checks, unfitEvent}, {w.clockJumps, clockEvent}, {w.operator, handEvent}, {w.wakes, hintsEvent}, {w.restores, restoreEvent}} {
+	}{{w.checks, unfitEvent}, {w.clockJumps, clockEvent}, {w.operator, handEvent}, {w.wakes, hintsEvent}, {w.restores, restoreEvent}, {w.copies, copyEvent}} {
 		if more.on {
 			all = append(all, more.event)
 		}

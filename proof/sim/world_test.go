@@ -30,6 +30,7 @@ type world struct {
 	marks    *storetest.Mem // of drained replicas
 	replicas []*replica
 	backup   backup        // may be restored later
+	trace    *trace        // of the run, if it is recorded
 	over     chan struct{} // closed at the end
 	running  sync.WaitGroup
 
@@ -63,6 +64,7 @@ type traits struct {
 	outranks      bool // some replicas outrank others, and some each other
 	drains        bool // replicas are drained
 	witnesses     bool // each process has a witness, which releases the lease when it has crashed
+	copies        bool // the holder's machine is copied
 }
 
 func newTraits(seed uint64, rng *rand.Rand) traits {
@@ -82,6 +84,7 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 		gateway:      one(6),
 		operator:     one(6),
 		twoFuncs:     one(3),
+		copies:       true,
 	}
 	w.slow, w.restores, w.pollsOften, w.setsWalls = one(4), one(5), one(8), one(3)
 	if one(3) {

@@ -65,6 +65,7 @@ type Process struct {
 	End         int32 // of its trust in the term
 	Job         int32 // the term for which its job runs; 0: none runs
 	Over        int32 // a term of its own that is over, and whose record may stand
+	OverVersion int32 // that its last write had, as far as the process knows; 0: it knows nothing
 
 	Seen   Record // the record as it was last read
 	Age    int32  // it had then
@@ -108,8 +109,8 @@ func (l *Rules) MaySend(p *Process, s *Statement, now int32) bool {
 		if p.Job == s.Term && !l.ReleaseEarly {
 			return false
 		}
-		own := s.Term == p.Term && s.Expects == p.Version
-		return own || s.Term == p.Over && (p.isSeen(s.Term) || l.TakeForOwn) && s.Expects == p.Seen.Version
+		known := s.Term == p.Term && s.Expects == p.Version || s.Term == p.Over && s.Expects == p.OverVersion
+		return known || s.Term == p.Over && (p.isSeen(s.Term) || l.TakeForOwn) && s.Expects == p.Seen.Version
 	case Ask:
 		return p.Seen.Payload != 0 && p.Seen.Offer == 0 && s.Expects == p.Seen.Version
 	}
@@ -151,7 +152,8 @@ func (p *Process) Send(s *Statement, now int32) {
 
 // Ends ends the term of the process, which may do so at any time.
 func (p *Process) Ends() {
-	p.Over, p.Term, p.Token, p.Version, p.Unanswered, p.End = p.Term, 0, 0, 0, 0, 0
+	p.Over, p.OverVersion = p.Term, p.Version
+	p.Term, p.Token, p.Version, p.Unanswered, p.End = 0, 0, 0, 0, 0
 }
 
 // Run runs a statement in the database, at one instant. A write gets the version next, which is above all that
@@ -223,7 +225,7 @@ func (l *Rules) Hear(p *Process, s *Statement, now int32) {
 		switch {
 		case s.Done == 0:
 		case now >= end || s.Version <= p.Newest && !l.RepeatTokens: // L1, L5
-			p.Over = s.Term
+			p.Over, p.OverVersion = s.Term, s.Version
 		default:
 			p.Term, p.Token, p.Version, p.Unanswered, p.End = s.Term, s.Version, s.Version, 0, end
 		}
@@ -256,7 +258,7 @@ func (r *Record) renewal() int32 { return cmp.Or(r.Asked, r.Version) }
 // GivesUp notes that a process waits no longer for an answer, although the statement may still run.
 func (p *Process) GivesUp(s *Statement) {
 	if s.Kind == Begin { // L4
-		p.Over = s.Term
+		p.Over, p.OverVersion = s.Term, 0
 	}
 }
 
