@@ -44,3 +44,6 @@ func leaseScenarios() (all []scenario) {
 	add("hole/the database's clock jumps ahead", func(r *leaseRules) { r.jumps = 1 })
 	return all
 }
+
+// allLeaseFaults has all faults at once, for random walks.
+var allLeaseFaults = leaseRules{processes: 3, handover: true, fences: true, leaseFaults: leaseFaults{slow: 6, lost: 4, crashes: 2, drifts: 1, lates: 1, asks: 2}}

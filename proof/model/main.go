@@ -34,18 +34,22 @@ func of[S comparable](name string, m *model[S]) scenario {
 // ok reports whether an exploration has found what it must find.
 func (sc scenario) ok(f found) bool { return strings.Contains(sc.name, "/safe/") == (f.bad == "") }
 
-func scenarios() []scenario { return slices.Concat(leaseScenarios(), claimScenarios()) }
+func scenarios() []scenario {
+	return slices.Concat(leaseScenarios(), failoverScenarios(), claimScenarios())
+}
 
 // walks have all faults at once.
 var walks = []struct {
 	name string
 	walk func(time.Duration) found
 }{
+	{"lease/all faults at once", allLeaseFaults.model().walk},
+	{"failover/all faults at once", allFailoverFaults.model().walk},
 	{"claims/all faults at once", allClaimFaults.model().walk},
 }
 
 func main() {
-	states := flag.Int("states", 1_000_000, "states of a scenario that are looked at")
+	states := flag.Int("states", 500_000, "states of a scenario that are looked at")
 	long := flag.Duration("walk", 30*time.Second, "how long random walks over all faults take, for each model")
 	flag.Parse()
 	failed, sum, began := false, 0, time.Now()

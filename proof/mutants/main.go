@@ -33,7 +33,7 @@ func main() {
 	prefix := flag.String("file", "", "run only the mutants of files whose paths begin with this")
 	run := flag.String("run", "", "run only the mutants whose names match this regexp")
 	record := flag.Bool("record", false, "note which test kills each mutant")
-	by := flag.String("by", "", "try only this test, such as \"proof/sim TestEachRunIsABehaviourOfTheRules\"")
+	by := flag.String("by", "", "try only this test, such as \"proof/sim TestEachRunIsABehaviourOfTheRules -sim.events=100000\"")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -229,7 +229,10 @@ func (m mutant) kill(dir string, all []mutant) (by killer, err error) {
 
 // triedBy runs one test with the mutant in the copy of the module. It reports whether the test fails, and what it says first.
 func (m mutant) triedBy(dir, by string) (killed bool, says string, err error) {
-	pkg, test, _ := strings.Cut(by, " ")
+	words := strings.Fields(by)
+	if len(words) < 2 {
+		return false, "", fmt.Errorf("-by %q names no package and test", by)
+	}
 	path := filepath.Join(dir, m.file)
 	source, err := os.ReadFile(path)
 	if err != nil {
@@ -243,7 +246,8 @@ func (m mutant) triedBy(dir, by string) (killed bool, says string, err error) {
 	if err := os.WriteFile(path, []byte(mutated), 0o600); err != nil {
 		return false, "", err
 	}
-	failing, out := (&suite{dir: pkg}).fails(dir, "^"+test+"$", "3m")
+	tries := &suite{dir: words[0], args: append([]string{"-args"}, words[2:]...)}
+	failing, out := tries.fails(dir, "^"+words[1]+"$", "3m")
 	if first := message.FindStringSubmatch(out); failing != "" && first != nil {
 		says = ": " + first[1]
 	}

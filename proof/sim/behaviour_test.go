@@ -209,6 +209,9 @@ func (b *behaviour) runs(c *sent, clock int32) (why string) {
 		if (c.err == nil) != (s.Seen.Payload != 0) || c.err == nil && b.versions[c.obj.Version] != s.Seen.Version {
 			return fmt.Sprintf("a read finds version %d, %v; the record is %+v", b.versions[c.obj.Version], c.err, b.record)
 		}
+		if age := int32(c.obj.Age.Milliseconds()); c.err == nil && s.Seen.Asked == 0 && max(age-s.Age, s.Age-age) > rounding {
+			return fmt.Sprintf("a read finds a record that is %d old, not %d", age, s.Age)
+		}
 		return ""
 	}
 	switch {
