@@ -1,5 +1,6 @@
 # The version of staticcheck is pinned, so that a new check never fails an old commit.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 .PHONY: help
 help: ## list the targets
@@ -49,6 +50,15 @@ lint: ## gofmt, vet, staticcheck, and whether each mutant fits the code
 	cd kubetenure && go vet ./... && go run $(STATICCHECK) ./...
 	cd examples/periodic && go vet ./... && go run $(STATICCHECK) ./...
 	cd examples/integrations && go vet ./... && go run $(STATICCHECK) ./...
+
+# All modules but the one that builds a server for tests.
+VULNDB := https://vuln.go.dev
+
+.PHONY: vuln
+vuln: ## known vulnerabilities in what each module calls, by the database VULNDB
+	@failed=; for module in $$(git ls-files go.mod '*/go.mod' | grep -v '^proof/kubernetes/' | xargs -n 1 dirname); do \
+		echo "$$module:"; (cd $$module && go run $(GOVULNCHECK) -db $(VULNDB) ./...) || failed="$$failed $$module"; \
+	done; [ -z "$$failed" ] || { echo "vulnerable, or not looked at:$$failed"; exit 1; }
 
 .PHONY: gateway
 gateway: ## run the example gateway on a SQLite file
