@@ -90,6 +90,7 @@ var suites = []*suite{
 	{dir: "natstenure"},
 	{dir: "etcdtenure"},
 	{dir: "kubetenure"},
+	{dir: "proof/release"},
 }
 
 // own maps a suite to the files whose mutants are its own: besides the test that has killed
@@ -105,7 +106,8 @@ var own = map[string][]string{
 	"route":            {"route/"},
 	"claims": {"claims/", "internal/pgobjects/claim", "internal/sqliteobjects/claim",
 		"internal/pgobjects/rows", "internal/sqliteobjects/rows"},
-	"shards": {"shards/"},
+	"shards":        {"shards/"},
+	"proof/release": {"proof/release/"},
 }
 
 // suites returns the suites that may kill the mutant, in the order in which they are tried.

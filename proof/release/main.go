@@ -1,13 +1,14 @@
 // Command release commits and tags a version of the published modules, in the repository
-// that contains the current directory:
+// that contains the current directory, and builds and signs the binaries of the command:
 //
-//	go run ./proof/release v0.1.0
+//	go run . v0.1.0 ~/.minisign/minisign.key
 //
 // While the library is developed, its nested modules replace the root module, and each other,
 // by their directories. A program that depends on one of them ignores that replacement, and go
 // install refuses it, so in a release they require each other at its version. The commit is on a
 // branch of its own, release-v0.1.0, and each module has a tag. The checked-out branch does not
-// change, and nothing is pushed.
+// change, and nothing is pushed. The binaries, a CycloneDX file for each that says what it consists of,
+// their checksums and the signature of these are in the directory dist/v0.1.0.
 package main
 
 import (
@@ -21,6 +22,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"aead.dev/minisign"
 )
 
 const root = "github.com/tenurelib/tenure"
@@ -28,20 +31,26 @@ const root = "github.com/tenurelib/tenure"
 var semantic = regexp.MustCompile(`^v(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?$`)
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: make release VERSION=v0.1.0")
+	if len(os.Args) != 3 {
+		fmt.Fprintln(os.Stderr, "usage: make release VERSION=v0.1.0 [KEY=FILE]")
 		os.Exit(2)
 	}
-	refs, err := release(".", os.Args[1])
+	key, err := readKey(os.Args[2])
+	var refs []string
+	if err == nil {
+		refs, err = release(".", os.Args[1], key, platforms)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
 	}
 	fmt.Println("To publish the release: git push --atomic origin", strings.Join(refs, " "))
+	fmt.Println("Then attach the files in dist/" + os.Args[1] + " to it.")
 }
 
-// release makes the branch and the tags, and returns their names, or makes none of them.
-func release(dir, version string) (refs []string, err error) {
+// release makes the branch, the tags and the directory dist/VERSION, and returns the names of the first
+// two, or makes none of them.
+func release(dir, version string, key minisign.PrivateKey, platforms []platform) (refs []string, err error) {
 	if !semantic.MatchString(version) {
 		return nil, fmt.Errorf("%q is not a semantic version such as v0.1.0", version)
 	}
@@ -59,6 +68,9 @@ func release(dir, version string) (refs []string, err error) {
 	if changes != "" {
 		return nil, fmt.Errorf("there are uncommitted changes; commit or stash them first:\n%s", changes)
 	}
+	if err := checkKey(top, key); err != nil {
+		return nil, err
+	}
 	modules, err := inOrder(top)
 	if err != nil {
 		return nil, err
@@ -74,6 +86,19 @@ func release(dir, version string) (refs []string, err error) {
 	if taken != "" {
 		return nil, fmt.Errorf("there is already %s", strings.Join(strings.Fields(taken), " and "))
 	}
+
+	dist := filepath.Join(top, "dist", version)
+	if err := os.MkdirAll(filepath.Dir(dist), 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(dist, 0o755); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			os.RemoveAll(dist)
+		}
+	}()
 
 	// The commit is made in a worktree of its own, so that a failure leaves nothing behind. The go
 	// command gets the modules from a clone, which alone has the tags until all has succeeded.
@@ -110,6 +135,18 @@ func release(dir, version string) (refs []string, err error) {
 	}
 	commit, err := git(tree, "rev-parse", "HEAD")
 	if err != nil {
+		return nil, err
+	}
+	at, err := git(tree, "show", "--no-patch", "--format=%cI", commit)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range platforms {
+		if err := build(temp, clone, dist, version, at, p); err != nil {
+			return nil, err
+		}
+	}
+	if err := sign(dist, version, key); err != nil {
 		return nil, err
 	}
 	for _, ref := range refs {

@@ -4,19 +4,25 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+
+	"aead.dev/minisign"
 )
 
 func TestTheModulesOfAReleaseCanBeFetchedAndTheCommandInstalled(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the command and its dependencies")
 	}
-	repo := repository(t)
-	if _, err := release(repo, "v0.1.0"); err != nil {
+	repo, key := repository(t)
+	offline(t)
+	if _, err := release(repo, "v0.1.0", key, []platform{{runtime.GOOS, runtime.GOARCH}}); err != nil {
 		t.Fatal(err)
 	}
 	env := consumer(t, repo)
+	dist := filepath.Join(repo, "dist", "v0.1.0")
+	binary := filepath.Join(dist, "tenure-v0.1.0-"+runtime.GOOS+"-"+runtime.GOARCH)
 
 	t.Run("the library", func(t *testing.T) {
 		dir := empty(t, env, `package main
@@ -80,6 +86,17 @@ func main() {
 		if got := sh(t, bin, env, filepath.Join(bin, "tenure"), "-h"); !strings.Contains(got, "Usage:") {
 			t.Errorf("tenure -h: got %q", got)
 		}
+		if got := sh(t, bin, env, binary, "version"); !strings.HasPrefix(got, "tenure v0.1.0, go") {
+			t.Errorf("the released binary says %q", got)
+		}
+		if digest(t, filepath.Join(bin, "tenure")) != digest(t, binary) {
+			t.Error("the released binary is not the one that go install builds")
+		}
+	})
+	t.Run("the bill of materials", func(t *testing.T) { consistsOf(t, binary) })
+	t.Run("the page", func(t *testing.T) {
+		commands := pageOfReleases(t)
+		refusesAnyChange(t, dist, func() error { return asThePageSays(dist, commands, filepath.Join(repo, publicKey)) })
 	})
 	// The checksums that were written before the version was published are the right ones.
 	t.Run("a checkout of the tag", func(t *testing.T) {
@@ -91,11 +108,12 @@ func main() {
 }
 
 func TestAReleaseLeavesTheCheckoutAndTheRemoteAlone(t *testing.T) {
-	repo, remote := repository(t), t.TempDir()
+	repo, key := repository(t)
+	remote := t.TempDir()
 	sh(t, remote, nil, "git", "init", "--quiet", "--bare")
 	sh(t, repo, nil, "git", "remote", "add", "origin", remote)
 	before := sh(t, repo, nil, "git", "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
-	if _, err := release(repo, "v0.1.0"); err != nil {
+	if _, err := release(repo, "v0.1.0", key, nil); err != nil {
 		t.Fatal(err)
 	}
 	if after := sh(t, repo, nil, "git", "rev-parse", "HEAD", "--abbrev-ref", "HEAD"); after != before {
@@ -114,7 +132,7 @@ func TestAReleaseLeavesTheCheckoutAndTheRemoteAlone(t *testing.T) {
 }
 
 func TestAReleaseThatIsRefusedMakesNothing(t *testing.T) {
-	original := repository(t)
+	original, key := repository(t)
 	for _, test := range []struct {
 		name, version, want string
 		prepare             string // a command
@@ -129,13 +147,16 @@ func TestAReleaseThatIsRefusedMakesNothing(t *testing.T) {
 		{"a nested module's tag that exists", "v0.1.0", "already refs/tags/oteltenure/v0.1.0", "git tag oteltenure/v0.1.0"},
 		{"another replacement", "v0.1.0", "replaces github.com/google/uuid",
 			"echo 'replace github.com/google/uuid => ../uuid' >>oteltenure/go.mod; git commit -qam replacement"},
+		{"another key", "v0.1.0", "not the one of release.pub", "sed -i 's/^RW.*/RWQ'$(printf %053d)'/' release.pub; git commit -qam key"},
+		{"no public key", "v0.1.0", "minisign -G -p release.pub", "git rm -q release.pub; git commit -qm key"},
+		{"files of such a release", "v0.1.0", "file exists", "mkdir -p dist/v0.1.0"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			repo := t.TempDir()
 			sh(t, repo, nil, "git", "clone", "--quiet", original, ".")
 			sh(t, repo, nil, "sh", "-c", test.prepare)
 			before := sh(t, repo, nil, "git", "for-each-ref")
-			_, err := release(repo, test.version)
+			_, err := release(repo, test.version, key, nil)
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got error %v, want %s", err, test.want)
 			}
@@ -145,23 +166,40 @@ func TestAReleaseThatIsRefusedMakesNothing(t *testing.T) {
 			if trees := sh(t, repo, nil, "git", "worktree", "list"); strings.Count(trees, "\n") != 1 {
 				t.Errorf("left behind: %s", trees)
 			}
+			if files, _ := filepath.Glob(filepath.Join(repo, "dist", "*", "*")); files != nil {
+				t.Errorf("left behind: %s", files)
+			}
 		})
 	}
 }
 
-// repository returns a repository with one commit, of this one's files as they are now. It
-// sets who commits.
-func repository(t *testing.T) string {
+// repository returns a repository with one commit, of this one's files as they are now and the public half of
+// a new key. It sets who commits.
+func repository(t *testing.T) (dir string, key minisign.PrivateKey) {
 	for _, who := range []string{"AUTHOR", "COMMITTER"} {
 		t.Setenv("GIT_"+who+"_NAME", "test")
 		t.Setenv("GIT_"+who+"_EMAIL", "test@example.com")
 	}
-	dir := t.TempDir()
+	dir = t.TempDir()
 	top := strings.TrimSpace(sh(t, ".", nil, "git", "rev-parse", "--show-toplevel"))
-	sh(t, top, nil, "sh", "-c", `tar -c --exclude=./.git . | tar -x -C "$0"`, dir)
+	sh(t, top, nil, "sh", "-c", `tar -c --exclude=./.git --exclude=./dist . | tar -x -C "$0"`, dir)
+	public, key, err := minisign.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := public.MarshalText()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, publicKey), append(text, '\n'), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	sh(t, dir, nil, "sh", "-c", "git init --quiet && git add --all && git commit --quiet --message all")
-	return dir
+	return dir, key
 }
+
+// offline keeps the go command from asking for the checksums of modules: it trusts the module cache.
+func offline(t *testing.T) { t.Setenv("GOSUMDB", "off") }
 
 // consumer returns the environment of a user who has never seen these modules, and gets them from
 // the tags of that repository. All others come from the module cache where it has them. With
@@ -174,6 +212,7 @@ func consumer(t *testing.T, repo string) []string {
 		"GOPROXY=file://"+filepath.Join(cache, "cache", "download")+","+upstream,
 		"GOFLAGS=-modcacherw -trimpath",
 		"GOSUMDB=off",
+		"CGO_ENABLED=0", // so that all is built once
 		"GOWORK=off",
 	)
 }
