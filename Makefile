@@ -99,6 +99,13 @@ DURATION := 10m
 chaos: ## faults done to real processes and servers, for DURATION, and what became of the promises
 	cd proof/chaos && go run . -duration $(DURATION)
 
+KILLS := 3400
+
+.PHONY: witness
+witness: ## ten thousand kills of processes under a witness, on Postgres, SQLite and NATS, for an hour
+	go test ./proof/kills -v -timeout 6h -kills $(KILLS)
+	cd natstenure && go test -run TestKills -v -timeout 6h . -kills $(KILLS)
+
 .PHONY: versions
 versions: ## the contract, set-up and failovers on each version of Postgres that is installed or in TENURE_TEST_POSTGRES, and beside an older library
 	go test ./proof/databases -run 'TestEveryVersion|TestAnOlderLibrary' -v -timeout 2h

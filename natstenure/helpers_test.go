@@ -24,6 +24,7 @@ import (
 const serverDir = "NATSTENURE_TEST_SERVER"
 
 func TestMain(m *testing.M) {
+	asVictim()
 	if dir := os.Getenv(serverDir); dir != "" {
 		s, err := begin(dir, port(os.Getenv(serverDir+"_PORT")), strings.Fields(os.Getenv(serverDir+"_PEERS"))...)
 		if err != nil {

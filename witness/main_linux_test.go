@@ -10,7 +10,6 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -168,7 +167,7 @@ func session() int {
 
 var ballast []byte
 
-// hold competes for leases until it is told to end. Each job takes a lock that the kernel frees when the process is dead:
+// hold competes for a lease until it is told to end. Each job takes a lock that the kernel frees when the process is dead:
 // if it is not free, two jobs overlap.
 func hold(then ...func()) int {
 	debug.SetGCPercent(1000)
@@ -184,42 +183,35 @@ func hold(then ...func()) int {
 		fmt.Println("ERROR", err)
 		return 1
 	}
-	n, _ := strconv.Atoi(os.Getenv("WITNESS_TEST_LEASES"))
 	ttl, _ := time.ParseDuration(os.Getenv("WITNESS_TEST_TTL"))
-	var leases sync.WaitGroup
-	for i := range max(1, n) {
-		leases.Go(func() {
-			key := tenure.Key{Type: "lease", ID: fmt.Sprint(i)}
-			lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: fmt.Sprint(os.Getpid()), TTL: ttl, Logger: kit.Quiet})
-			if err != nil {
-				fmt.Println("ERROR", err)
-				os.Exit(1)
-			}
-			c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{RenewInterval: lease.Config().TTL / 30, Reconcile: func(ctx context.Context) error {
-				lock, err := os.OpenFile(filepath.Join(os.Getenv("WITNESS_TEST_DIR"), key.ID), os.O_CREATE|os.O_RDWR, 0o600)
-				if err != nil {
-					return err
-				}
-				defer lock.Close()
-				what := "began"
-				if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
-					what = "OVERLAPS"
-				}
-				term := tenure.TermFromContext(ctx)
-				fmt.Println(what, key.ID, os.Getpid(), time.Now().UnixNano(), term.Witnessed())
-				for _, do := range then {
-					do()
-				}
-				<-ctx.Done()
-				return nil
-			}})
-			if err != nil {
-				fmt.Println("ERROR", err)
-				os.Exit(1)
-			}
-			_ = c.Run(ctx)
-		})
+	key := tenure.Key{Type: "lease", ID: "0"}
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: fmt.Sprint(os.Getpid()), TTL: ttl, Logger: kit.Quiet})
+	if err != nil {
+		fmt.Println("ERROR", err)
+		return 1
 	}
-	leases.Wait()
+	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{RenewInterval: lease.Config().TTL / 30, Reconcile: func(ctx context.Context) error {
+		lock, err := os.OpenFile(filepath.Join(os.Getenv("WITNESS_TEST_DIR"), key.ID), os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return err
+		}
+		defer lock.Close()
+		what := "began"
+		if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+			what = "OVERLAPS"
+		}
+		term := tenure.TermFromContext(ctx)
+		fmt.Println(what, key.ID, os.Getpid(), time.Now().UnixNano(), term.Witnessed())
+		for _, do := range then {
+			do()
+		}
+		<-ctx.Done()
+		return nil
+	}})
+	if err != nil {
+		fmt.Println("ERROR", err)
+		return 1
+	}
+	_ = c.Run(ctx)
 	return 0
 }

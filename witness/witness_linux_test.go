@@ -3,17 +3,14 @@ package witness_test
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -337,57 +334,6 @@ func TestNothingIsReleasedBeforeTheKernelSaysThatTheProcessIsDead(t *testing.T) 
 		}
 	}
 	require.False(t, s.takes("0"))
-}
-
-// Processes are killed at random instants from their start on, with jobs that begin and end all the time.
-func TestKillsAtRandomInstantsNeitherOverlapNorLeaveALease(t *testing.T) {
-	for _, url := range []func() string{func() string { return "" }, func() string { return kit.PostgresURL(t) }} {
-		const leases = 8
-		s := newSite(t, url())
-		var mu sync.Mutex
-		began := 0
-		kit.UntilEnough(t, 5*time.Second, func(ctx context.Context, slower time.Duration) {
-			var parties sync.WaitGroup
-			for range 2 {
-				parties.Go(func() {
-					for ctx.Err() == nil {
-						a := s.start([]string{fmt.Sprintf("WITNESS_TEST_LEASES=%d", leases)}, "witness", "hold")
-						time.Sleep(rand.N(400 * time.Millisecond * slower))
-						dead := 0
-						for dead == 0 { // it may not have begun
-							select {
-							case <-a.ended:
-								dead = -1
-							case <-time.After(time.Millisecond):
-							}
-							for _, d := range proctree.Descendants(a.Process.Pid) {
-								if p, ok := proctree.Read(d.PID); ok && p.Parent == a.Process.Pid {
-									dead = d.PID
-									syscall.Kill(d.PID, syscall.SIGKILL)
-								}
-							}
-						}
-						a.exits()
-						for line := range a.said {
-							mu.Lock()
-							if line[0] != "began" {
-								t.Errorf("%q", line)
-							}
-							began++
-							mu.Unlock()
-						}
-						for i := range leases {
-							if h, err := s.lease(fmt.Sprint(i)).Read(ctx); err == nil && h.Holder == strconv.Itoa(dead) {
-								t.Errorf("%v was left: %s", h.Key, a.log())
-							}
-						}
-					}
-				})
-			}
-			parties.Wait()
-		}, func() bool { return began >= 50 })
-		t.Logf("%d jobs began", began)
-	}
 }
 
 func TestAWitnessIsTheFirstProcessOfAContainer(t *testing.T) {

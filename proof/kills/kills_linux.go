@@ -1,0 +1,193 @@
+package kills
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/proctree"
+	"github.com/tenurelib/tenure/proof/kit"
+)
+
+var (
+	killsFlag = flag.Int("kills", 60, "how many processes under a witness are killed on each store")
+	early     = flag.Bool("kills.early", false, "release when the signal was sent and not when the process is dead, to see the test fail")
+)
+
+// parties is how many processes compete at a time.
+const parties = 4
+
+// judge has seen what the processes did.
+type judge struct {
+	*testing.T
+	store    kit.FencingStore
+	url, dir string
+
+	mu        sync.Mutex
+	kills     map[string]int // by what they were aimed at
+	dead      map[string]bool
+	said      map[string]int // by the first word
+	left, bad int
+}
+
+// Run kills -kills processes that compete in a store with this URL, and judges what they and their witnesses did. The
+// processes play in [Play].
+func Run(t *testing.T, store kit.FencingStore, url string) {
+	j := &judge{T: t, store: store, url: url, dir: t.TempDir(), kills: make(map[string]int), dead: make(map[string]bool), said: make(map[string]int)}
+	var all sync.WaitGroup
+	for party := range parties {
+		all.Go(func() {
+			for i := party; i < *killsFlag && j.bad < 20; i += parties {
+				j.one(fmt.Sprint("victim-", i))
+			}
+		})
+	}
+	all.Wait()
+	t.Logf("kills %d: %s\nwhat the processes began: %s\noverlaps %d, left to the TTL %d, fenced writes too late %d",
+		len(j.dead), kit.FormatCounts(j.kills), kit.FormatCounts(j.said), j.said["OVERLAPS"], j.left, j.said["LATE"])
+	require.Greater(t, j.said["job"], len(j.dead), "too little happened")
+}
+
+// one runs a program under a witness, and kills it at some instant.
+func (j *judge) one(name string) {
+	aim := aims[rand.N(len(aims))]
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), roleEnv+"=witness", urlEnv+"="+j.url, dirEnv+"="+j.dir, nameEnv+"="+name, aimEnv+"="+aim.at)
+	var log bytes.Buffer
+	cmd.Stderr = &log
+	out, in, err := os.Pipe()
+	require.NoError(j, err)
+	cmd.Stdout = in
+	require.NoError(j, cmd.Start())
+	in.Close()
+	now, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		begun := sync.OnceFunc(func() { close(now) })
+		defer begun()
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			word, _, _ := strings.Cut(lines.Text(), " ")
+			if word == "now" {
+				begun()
+				continue
+			}
+			j.mu.Lock()
+			j.said[word]++
+			j.mu.Unlock()
+			if strings.ToUpper(word) == word {
+				j.wrong("%s: %s", name, lines.Text())
+			}
+		}
+	}()
+	if aim.at != "start" {
+		<-now
+	}
+	time.Sleep(rand.N(aim.within))
+	j.kill(cmd.Process.Pid)
+	if *early {
+		j.releaseEarly(name)
+	}
+	<-ended // that is when all who could write to the pipe are dead
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 128+int(syscall.SIGKILL) {
+		j.wrong("%s: the witness ended with %v: %s", name, err, log.String())
+	}
+	j.mu.Lock()
+	j.kills[aim.at]++
+	j.dead[name] = true
+	j.mu.Unlock()
+	j.look(name, log.String)
+}
+
+// kill kills a witness's program, or its group, or all processes under the witness one after the other.
+func (j *judge) kill(witness int) {
+	for how := rand.N(3); ; time.Sleep(100 * time.Microsecond) { // it may not have begun
+		all := proctree.Descendants(witness)
+		rand.Shuffle(len(all), func(a, b int) { all[a], all[b] = all[b], all[a] })
+		for _, p := range all {
+			switch {
+			case how == 2:
+				syscall.Kill(p.PID, syscall.SIGKILL)
+			case how == 1 && p.Parent == witness:
+				syscall.Kill(-p.PID, syscall.SIGKILL)
+			case p.Parent == witness:
+				syscall.Kill(p.PID, syscall.SIGKILL)
+			}
+		}
+		if len(all) > 0 {
+			return
+		}
+		if p, ok := proctree.Read(witness); !ok || p.Ended {
+			return
+		}
+	}
+}
+
+// look requires that no record is a dead process's: its witness has ended.
+func (j *judge) look(name string, log func() string) {
+	keys := make([]tenure.Key, leases)
+	for i := range keys {
+		keys[i] = leaseKey(i)
+	}
+	sessions, err := j.store.(tenure.Lister).List(j.Context(), objects.SessionType, "", 1000)
+	require.NoError(j, err)
+	for _, s := range sessions {
+		keys = append(keys, s.Key)
+	}
+	for _, key := range keys {
+		obj, err := j.store.Get(j.Context(), key)
+		var record struct{ Holder string } // empty in an offer
+		if err == nil {
+			err = json.Unmarshal(obj.Payload, &record)
+		}
+		if err != nil {
+			kit.WantErr(j, err, tenure.ErrNotFound)
+			continue
+		}
+		j.mu.Lock()
+		isLeft := j.dead[record.Holder]
+		if isLeft {
+			j.left++
+		}
+		j.mu.Unlock()
+		if isLeft {
+			j.wrong("%v is still the dead %s's when the witness of %s has ended: %s", key, record.Holder, name, log())
+		}
+	}
+}
+
+// releaseEarly releases what names the witness of a process, as one would that is content with the signal.
+func (j *judge) releaseEarly(name string) {
+	for i := range leases {
+		obj, err := j.store.Get(j.Context(), leaseKey(i))
+		var record struct{ Holder, Witness string }
+		if err == nil && json.Unmarshal(obj.Payload, &record) == nil && record.Holder == name {
+			_, _ = kit.NewLease(j, j.store, tenure.LeaseConfig{Key: obj.Key}).ReleaseDead(j.Context(), record.Witness, 0)
+		}
+	}
+}
+
+func (j *judge) wrong(format string, args ...any) {
+	j.Errorf(format, args...)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.bad++
+}
+
+func lockFile(dir string, id string) (*os.File, error) {
+	return os.OpenFile(filepath.Join(dir, id), os.O_CREATE|os.O_RDWR, 0o600)
+}
