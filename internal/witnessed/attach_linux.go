@@ -94,29 +94,41 @@ func open(fd int, name string) (socket, string, error) {
 	}
 	file := os.NewFile(uintptr(fd), "witness")
 	raw, err := file.SyscallConn()
-	return &hurried{File: file, raw: raw}, name, err
+	return &hurried{File: file, raw: raw, patience: patience}, name, err
 }
 
 type hurried struct {
 	*os.File
-	raw syscall.RawConn
-	now time.Time // a line before then does not wait
+	raw      syscall.RawConn
+	patience time.Duration
+	now      time.Time // a line before then does not wait
 }
 
 func (h *hurried) Write(line []byte) (n int, err error) {
+	try := func(fd uintptr) (done bool) {
+		for {
+			if n, err = syscall.Write(int(fd), line); err != syscall.EINTR {
+				return err != syscall.EAGAIN
+			}
+		}
+	}
 	began := time.Now()
 	waits := !began.Before(h.now)
-	if err := h.SetWriteDeadline(began.Add(patience)); err != nil {
-		return 0, err
+	if waits {
+		if err := h.SetWriteDeadline(began.Add(h.patience)); err != nil {
+			return 0, err
+		}
 	}
-	full := h.raw.Write(func(fd uintptr) (done bool) {
-		n, err = syscall.Write(int(fd), line)
-		return err != syscall.EINTR && (err != syscall.EAGAIN || !waits)
-	})
-	if full != nil && waits {
-		h.now = began.Add(interval)
+	if !waits || h.raw.Write(try) != nil {
+		// Without the CPU, this process may have tried nothing before the deadline.
+		if err := h.raw.Control(func(fd uintptr) { try(fd) }); err != nil {
+			return 0, err
+		}
 	}
-	if full != nil || err == syscall.EAGAIN {
+	if err == syscall.EAGAIN {
+		if waits {
+			h.now = began.Add(interval)
+		}
 		return 0, os.ErrDeadlineExceeded
 	}
 	return n, err

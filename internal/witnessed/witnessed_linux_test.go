@@ -80,6 +80,18 @@ func TestARecordNamesAWitnessOnlyIfThatHasBeenToldOfIt(t *testing.T) {
 	require.Empty(t, name)
 }
 
+// On a busy machine a process may not run again before its patience is at its end, although there is room.
+func TestALineForWhichThereIsRoomIsTold(t *testing.T) {
+	here, there, _ := socketPair(t)
+	defer syscall.Close(here)
+	socket, _, err := open(there, "name")
+	require.NoError(t, err)
+	socket.(*hurried).patience = -time.Hour
+	n, err := socket.Write([]byte("line"))
+	require.NoError(t, err)
+	require.Equal(t, 4, n)
+}
+
 func TestAStoppedWitnessHoldsUpOneAcquireInEachInterval(t *testing.T) {
 	here, there, _ := socketPair(t)
 	defer syscall.Close(here)

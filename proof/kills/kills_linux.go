@@ -43,12 +43,13 @@ type judge struct {
 	dead      map[string]bool
 	said      map[string]int // by the first word
 	left, bad int
+	reported  map[tenure.Key]bool
 }
 
 // Run kills -kills processes that compete in a store with this URL, and judges what they and their witnesses did. The
 // processes play in [Play].
 func Run(t *testing.T, store kit.FencingStore, url string) {
-	j := &judge{T: t, store: store, url: url, dir: t.TempDir(), kills: make(map[string]int), dead: make(map[string]bool), said: make(map[string]int)}
+	j := &judge{T: t, store: store, url: url, dir: t.TempDir(), kills: make(map[string]int), dead: make(map[string]bool), said: make(map[string]int), reported: make(map[tenure.Key]bool)}
 	var all sync.WaitGroup
 	for party := range parties {
 		all.Go(func() {
@@ -89,7 +90,7 @@ func (j *judge) one(name string) {
 			j.mu.Lock()
 			j.said[word]++
 			j.mu.Unlock()
-			if strings.ToUpper(word) == word {
+			if strings.ToUpper(word) == word { // a complaint
 				j.wrong("%s: %s", name, lines.Text())
 			}
 		}
@@ -115,23 +116,20 @@ func (j *judge) one(name string) {
 
 // kill kills a witness's program, or its group, or all processes under the witness one after the other.
 func (j *judge) kill(witness int) {
-	for how := rand.N(3); ; time.Sleep(100 * time.Microsecond) { // it may not have begun
+	for how := rand.N(3); ; time.Sleep(100 * time.Microsecond) { // it may not have begun, or not have its group yet
 		all := proctree.Descendants(witness)
 		rand.Shuffle(len(all), func(a, b int) { all[a], all[b] = all[b], all[a] })
+		killed := false
 		for _, p := range all {
+			isProgram := p.Parent == witness
 			switch {
-			case how == 2:
-				syscall.Kill(p.PID, syscall.SIGKILL)
-			case how == 1 && p.Parent == witness:
-				syscall.Kill(-p.PID, syscall.SIGKILL)
-			case p.Parent == witness:
-				syscall.Kill(p.PID, syscall.SIGKILL)
+			case how == 1 && isProgram:
+				killed = syscall.Kill(-p.PID, syscall.SIGKILL) == nil
+			case how == 2 || isProgram:
+				killed = syscall.Kill(p.PID, syscall.SIGKILL) == nil && isProgram || killed
 			}
 		}
-		if len(all) > 0 {
-			return
-		}
-		if p, ok := proctree.Read(witness); !ok || p.Ended {
+		if p, ok := proctree.Read(witness); killed || !ok || p.Ended {
 			return
 		}
 	}
@@ -159,9 +157,10 @@ func (j *judge) look(name string, log func() string) {
 			continue
 		}
 		j.mu.Lock()
-		isLeft := j.dead[record.Holder]
+		isLeft := j.dead[record.Holder] && !j.reported[key]
 		if isLeft {
 			j.left++
+			j.reported[key] = true // until it has expired it will be found again
 		}
 		j.mu.Unlock()
 		if isLeft {

@@ -32,6 +32,7 @@ const (
 	kind   = "tenant"
 
 	ttl           = 30 * time.Second
+	patience      = 20 * time.Second // of a witness, if the machine is busy; below the TTL
 	renewInterval = 20 * time.Millisecond
 )
 
@@ -55,7 +56,7 @@ func Play(open func(ctx context.Context, url string) (kit.FencingStore, error)) 
 		return
 	case "witness":
 		os.Setenv(roleEnv, "program")
-		status, err := witness.Run(witness.Config{Young: -1, Open: func(ctx context.Context) (tenure.Store, error) {
+		status, err := witness.Run(witness.Config{Young: -1, ReleaseTimeout: patience, Open: func(ctx context.Context) (tenure.Store, error) {
 			return open(ctx, os.Getenv(urlEnv))
 		}}, "/proc/self/exe")
 		if err != nil {
