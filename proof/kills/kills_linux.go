@@ -25,7 +25,7 @@ import (
 )
 
 var (
-	killsFlag = flag.Int("kills", 60, "how many processes under a witness are killed on each store")
+	killsFlag = flag.Int("kills", 30, "how many processes under a witness are killed on each store")
 	early     = flag.Bool("kills.early", false, "release when the signal was sent and not when the process is dead, to see the test fail")
 )
 
@@ -61,7 +61,7 @@ func Run(t *testing.T, store kit.FencingStore, url string) {
 	all.Wait()
 	t.Logf("kills %d: %s\nwhat the processes began: %s\noverlaps %d, left to the TTL %d, fenced writes too late %d",
 		len(j.dead), kit.FormatCounts(j.kills), kit.FormatCounts(j.said), j.said["OVERLAPS"], j.left, j.said["LATE"])
-	require.Greater(t, j.said["job"], len(j.dead), "too little happened")
+	require.Greater(t, j.said["job"], len(j.dead)/2, "too little happened")
 }
 
 // one runs a program under a witness, and kills it at some instant.
