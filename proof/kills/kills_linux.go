@@ -29,8 +29,10 @@ var (
 	early     = flag.Bool("kills.early", false, "release when the signal was sent and not when the process is dead, to see the test fail")
 )
 
-// parties is how many processes compete at a time.
-const parties = 4
+const (
+	parties  = 4           // processes that compete at a time
+	lastLook = time.Second // at what the dead had sent to a server whose connections a witness cannot end
+)
 
 // judge has seen what the processes did.
 type judge struct {
@@ -39,17 +41,18 @@ type judge struct {
 	url, dir string
 
 	mu        sync.Mutex
-	kills     map[string]int // by what they were aimed at
-	dead      map[string]bool
-	said      map[string]int // by the first word
+	kills     map[string]int       // by what they were aimed at
+	dead      map[string]time.Time // since when
+	said      map[string]int       // by the first word
 	left, bad int
-	reported  map[tenure.Key]bool
+	landed    int            // acquires of the dead that a server has completed after the witness looked for the last time
+	reported  map[int64]bool // by version
 }
 
 // Run kills -kills processes that compete in a store with this URL, and judges what they and their witnesses did. The
 // processes play in [Play].
 func Run(t *testing.T, store kit.FencingStore, url string) {
-	j := &judge{T: t, store: store, url: url, dir: t.TempDir(), kills: make(map[string]int), dead: make(map[string]bool), said: make(map[string]int), reported: make(map[tenure.Key]bool)}
+	j := &judge{T: t, store: store, url: url, dir: t.TempDir(), kills: make(map[string]int), dead: make(map[string]time.Time), said: make(map[string]int), reported: make(map[int64]bool)}
 	var all sync.WaitGroup
 	for party := range parties {
 		all.Go(func() {
@@ -59,8 +62,8 @@ func Run(t *testing.T, store kit.FencingStore, url string) {
 		})
 	}
 	all.Wait()
-	t.Logf("kills %d: %s\nwhat the processes began: %s\noverlaps %d, left to the TTL %d, fenced writes too late %d",
-		len(j.dead), kit.FormatCounts(j.kills), kit.FormatCounts(j.said), j.said["OVERLAPS"], j.left, j.said["LATE"])
+	t.Logf("kills %d: %s\nwhat the processes began: %s\noverlaps %d, left to the TTL %d, acquired too late for the witness %d, fenced writes too late %d",
+		len(j.dead), kit.FormatCounts(j.kills), kit.FormatCounts(j.said), j.said["OVERLAPS"], j.left, j.landed, j.said["LATE"])
 	require.Greater(t, j.said["job"], len(j.dead)/2, "too little happened")
 }
 
@@ -100,6 +103,7 @@ func (j *judge) one(name string) {
 	}
 	time.Sleep(rand.N(aim.within))
 	j.kill(cmd.Process.Pid)
+	died := time.Now()
 	if *early {
 		j.releaseEarly(name)
 	}
@@ -109,7 +113,7 @@ func (j *judge) one(name string) {
 	}
 	j.mu.Lock()
 	j.kills[aim.at]++
-	j.dead[name] = true
+	j.dead[name] = died
 	j.mu.Unlock()
 	j.look(name, log.String)
 }
@@ -157,10 +161,15 @@ func (j *judge) look(name string, log func() string) {
 			continue
 		}
 		j.mu.Lock()
-		isLeft := j.dead[record.Holder] && !j.reported[key]
-		if isLeft {
-			j.left++
-			j.reported[key] = true // until it has expired it will be found again
+		died, isLeft := j.dead[record.Holder]
+		if isLeft = isLeft && !j.reported[obj.Version]; isLeft {
+			j.reported[obj.Version] = true // until it has expired it will be found again
+			if _, ends := j.store.(tenure.Database); !ends && obj.UpdatedAt.After(died.Add(lastLook)) {
+				isLeft = false
+				j.landed++
+			} else {
+				j.left++
+			}
 		}
 		j.mu.Unlock()
 		if isLeft {
