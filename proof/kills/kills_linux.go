@@ -29,10 +29,8 @@ var (
 	early     = flag.Bool("kills.early", false, "release when the signal was sent and not when the process is dead, to see the test fail")
 )
 
-const (
-	parties  = 4           // processes that compete at a time
-	lastLook = time.Second // at what the dead had sent to a server whose connections a witness cannot end
-)
+// parties is how many processes compete at a time.
+const parties = 4
 
 // judge has seen what the processes did.
 type judge struct {
@@ -164,7 +162,7 @@ func (j *judge) look(name string, log func() string) {
 		died, isLeft := j.dead[record.Holder]
 		if isLeft = isLeft && !j.reported[obj.Version]; isLeft {
 			j.reported[obj.Version] = true // until it has expired it will be found again
-			if _, ends := j.store.(tenure.Database); !ends && obj.UpdatedAt.After(died.Add(lastLook)) {
+			if _, ends := j.store.(tenure.Database); !ends && obj.UpdatedAt.After(died) {
 				isLeft = false
 				j.landed++
 			} else {
