@@ -171,7 +171,8 @@ func (j *judge) look(name string, log func() string) {
 		}
 		j.mu.Unlock()
 		if isLeft {
-			j.wrong("%v is still the dead %s's when the witness of %s has ended: %s", key, record.Holder, name, log())
+			j.wrong("%v, written %v after the kill, is still the dead %s's when the witness of %s has ended: %s: %s",
+				key, obj.UpdatedAt.Sub(died), record.Holder, name, obj.Payload, log())
 		}
 	}
 }

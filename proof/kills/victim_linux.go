@@ -91,7 +91,8 @@ func program(open func(ctx context.Context, url string) (kit.FencingStore, error
 	if os.Getenv(aimEnv) == "anything" {
 		fmt.Println("now")
 	}
-	helper := exec.Command("sleep", "1000") // it has the locks too: the program's death alone must not be enough
+	helper := exec.Command("sleep", "1000")                 // it has the locks too: the program's death alone must not be enough
+	helper.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // nor that of its group
 	for i := range leases + keys {
 		id := fmt.Sprint("lease-", i)
 		if i >= leases {
