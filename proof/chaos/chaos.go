@@ -50,20 +50,21 @@ func run(ctx context.Context, out io.Writer, o options) (err error) {
 		keys   int
 		open   func(context.Context) (database, error)
 	}{
-		{"postgres", ttl, tenure.StoreClock, 9, useObjects, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres", ttl, tenure.StoreClock, 7, useObjects, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
 		{"postgres, observed", ttl, tenure.Observed, 7, useObjects, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
 		{"postgres, steady clock", ttl, tenure.StoreClock, 6, useObjects, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }},
 		{"sqlite", ttl, tenure.StoreClock, 6, useObjects, 0, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
-		{"postgres, claims", ttl, tenure.StoreClock, 9, claimKeys, 100_000, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
+		{"postgres, claims", ttl, tenure.StoreClock, 7, claimKeys, 100_000, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
 		{"sqlite, claims", ttl, tenure.StoreClock, 7, claimKeys, 3000, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
 		{"postgres, shards", ttl, tenure.StoreClock, 7, shareShards, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
 		{"postgres, rows", ttl, tenure.StoreClock, 6, workOnRows, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
 		{"sqlite, rows", ttl, tenure.StoreClock, 6, workOnRows, 0, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
 		{"postgres, requests", ttl, tenure.StoreClock, 7, getRequests, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }},
+		{"postgres, witness", 3 * ttl, tenure.StoreClock, 6, useWitness, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }},
 		{"sqlite, requests", ttl, tenure.StoreClock, 6, getRequests, 0, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
 		{"nats", ttl, tenure.Observed, 8, useObjects, 0, func(ctx context.Context) (database, error) { return newNATS(ctx, filepath.Join(dir, "nats.log")) }},
 		{"etcd", ttl, tenure.Observed, 8, useObjects, 0, func(ctx context.Context) (database, error) { return newEtcd(ctx, filepath.Join(dir, "etcd")) }},
-		{"failovers", failoverTTL, tenure.StoreClock, 9, createOnly, 0, func(ctx context.Context) (database, error) { return newFailovers(ctx) }},
+		{"failovers", failoverTTL, tenure.StoreClock, 7, createOnly, 0, func(ctx context.Context) (database, error) { return newFailovers(ctx) }},
 	}
 	var results []*result
 	var broken []error
@@ -121,7 +122,7 @@ func runPhase(ctx context.Context, p *phase, open func(context.Context) (databas
 			return nil, err
 		}
 	}
-	if p.kinds = p.chosen(slices.Concat(processFaults, db.kinds(), p.doors.kinds())); len(p.kinds) == 0 {
+	if p.kinds = p.chosen(slices.Concat(processFaults, db.kinds(), p.doors.kinds(), p.witnessKinds())); len(p.kinds) == 0 {
 		return nil, nil
 	}
 	if err := p.run(ctx, db, duration); err != nil {

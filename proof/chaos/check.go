@@ -36,6 +36,7 @@ type result struct {
 	longest    map[string]time.Duration // longest overlap, by excuse
 	handovers  []time.Duration          // from the end of a job to the start of the next, after a release
 	failovers  []time.Duration          // from the kill of the holder to the start of the next job
+	releases   []time.Duration          // the same after a kill that a witness saw, and nothing else
 	wentOn     int                      // jobs that ran before a failover and after it
 	recoveries []time.Duration          // from the end of a fault until a job runs
 	violations []string
@@ -67,6 +68,7 @@ func check(p *phase, a *audit) *result {
 	jobs := p.record.jobs()
 	r.terms = len(jobs)
 	r.checkOverlaps(p, jobs)
+	r.checkWitnessed(p, jobs)
 	r.checkTokens(p, a, jobs)
 	r.checkRecoveries(p, jobs)
 	r.checkKept(p, jobs)

@@ -19,7 +19,7 @@ type ending = func() (time.Duration, error)
 // processFaults are the faults that need only processes. Some are not really faults: they hand the
 // lease over.
 var processFaults = []faultKind{
-	{name: "kill -9", group: "process", weight: 5, passes: true, begin: kill},
+	{name: killedAlone, group: "process", weight: 5, passes: true, begin: kill},
 	{name: paused, group: "process", weight: 5, longer: 2, begin: stop},
 	{name: inOrder, group: "process", weight: 4, passes: true, begin: shutdown},
 	{name: handedOver, group: "process", weight: 6, passes: true, begin: resign},
@@ -88,7 +88,7 @@ func freeze(p *phase, victims []*process) (ending, error) {
 	signal := func(s syscall.Signal) (err error) {
 		for _, v := range victims {
 			if v.Runs() { // a fault at the same time may have ended it
-				err = errors.Join(err, v.Signal(s))
+				err = errors.Join(err, v.signal(s))
 			}
 		}
 		return err

@@ -45,6 +45,10 @@
 // idempotent, and under the token that was told; a refused one must not have run; one may be unknown only at a fault that
 // kills, cuts or pauses something. Tokens and numbers of a tenant must not fall from an answer to one that was asked for later.
 //
+// In one more each replica runs under a witness, and its jobs start processes that have their lock. Replicas are killed,
+// also after their witness, or while that is stopped. No job may begin before all processes of the one before are dead, and
+// where nothing else failed, the next job must begin within half a TTL of the kill.
+//
 // Two more phases are on a NATS server, with sync_interval: always, and on an etcd server. Each is
 // killed, shut down and paused. The disk of the NATS server, or its stream, is filled. At the end
 // of its phase the etcd server is restored from a snapshot after the lease has changed hands: no
@@ -125,7 +129,11 @@ func beChild() {
 	if replica == "" {
 		return
 	}
-	if err := runReplica(replica); err != nil {
+	run := runReplica
+	if os.Getenv(witnessEnv) != "" {
+		run = beWitness
+	}
+	if err := run(replica); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

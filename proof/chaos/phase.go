@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -103,8 +104,11 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 		if err != nil {
 			return err
 		}
+		if p.task == useWitness {
+			cfg.Lock = filepath.Join(p.dir, "lock")
+		}
 		process := &process{cfg: cfg, proxy: proxy, record: p.record, dir: p.dir}
-		if i%2 == 1 {
+		if i%2 == 1 && p.task != useWitness {
 			process.other = p.other
 		}
 		p.processes = append(p.processes, process)
@@ -123,7 +127,7 @@ func (p *phase) run(ctx context.Context, db database, duration time.Duration) (e
 	}
 	p.began = time.Since(started)
 	until := time.Now().Add(duration)
-	for pause(ctx, p.ttl); time.Now().Before(until) && ctx.Err() == nil; { // every replica first sees the database in good order
+	for pause(ctx, p.ttl); (p.episodes == 0 || time.Now().Before(until)) && ctx.Err() == nil; { // every replica first sees the database in good order
 		if err := p.episode(ctx, db); err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}

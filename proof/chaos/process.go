@@ -51,6 +51,9 @@ func (p *process) start() error {
 	}
 	cmd := exec.Command(program)
 	cmd.Env = append(os.Environ(), replicaEnv+"="+string(cfg))
+	if p.cfg.Lock != "" {
+		cmd.Env = append(cmd.Env, witnessEnv+"=1")
+	}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return err
@@ -84,13 +87,13 @@ func (p *process) wait() error {
 // kill ends the process as the kernel does when it is out of memory, and returns the time
 // at which it did.
 func (p *process) kill() (time.Duration, error) {
-	if err := p.Signal(syscall.SIGKILL); err != nil {
+	if err := p.signal(syscall.SIGKILL); err != nil {
 		return 0, err
 	}
 	at := monotonic()
 	err := p.wait()
 	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL && exit.ExitCode() != 128+int(syscall.SIGKILL) {
 		return 0, fmt.Errorf("%s had ended before it was killed: %w\n%s", p.name(), err, p.LogTail())
 	}
 	p.record.add(event{At: at, Replica: p.name(), Kind: killed})
@@ -101,7 +104,7 @@ func (p *process) kill() (time.Duration, error) {
 func (p *process) terminate() error {
 	late := time.AfterFunc(30*time.Second, func() { p.Signal(syscall.SIGQUIT) }) // dumps its goroutines into its log
 	defer late.Stop()
-	if err := p.Signal(syscall.SIGCONT); err != nil { // it may still be stopped if a fault went wrong
+	if err := p.signal(syscall.SIGCONT); err != nil { // it may still be stopped if a fault went wrong
 		return err
 	}
 	<-p.said // SIGTERM would kill it before it has asked for that

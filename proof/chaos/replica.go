@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -39,7 +40,8 @@ type replicaConfig struct {
 	Crowd     int           // number of workers that use other leases
 	Hurry     bool          // some calls get about as much time as a write takes
 	Task      task
-	Keys      int // how many keys there are to claim
+	Keys      int    // how many keys there are to claim
+	Lock      string // the file of the job's lock, under a witness
 
 	Address          string // at which other replicas reach this one
 	Certificate, Key string // the files for TLS
@@ -55,6 +57,7 @@ const (
 	workOnRows  task = "rows"
 	getRequests task = "requests"
 	createOnly  task = "create" // objects, once each
+	useWitness  task = "witness"
 )
 
 // replica is a process that faults are injected into.
@@ -77,6 +80,8 @@ func runReplica(encoded string) error {
 	if err := json.Unmarshal([]byte(encoded), &cfg); err != nil {
 		return err
 	}
+	cfg = cfg.named()
+	own := connections(cfg)
 	signal.Ignore(os.Interrupt, unix.SIGXFSZ) // from the terminal; and from a full disk, which makes the write fail too
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
@@ -98,7 +103,7 @@ func runReplica(encoded string) error {
 	if err != nil {
 		events.write(event{Kind: leaked, Note: err.Error()})
 	}
-	if left := leftConnections(cfg); len(left) > 0 {
+	if left := leftConnections(cfg, own); len(left) > 0 {
 		events.write(event{Kind: leaked, Note: fmt.Sprint(left)})
 	}
 	events.write(event{Kind: ended})
@@ -108,11 +113,12 @@ func runReplica(encoded string) error {
 // closes is the longest that pgx takes to close a connection whose server is too busy to answer.
 const closes = 15 * time.Second
 
-// leftConnections returns what connections does when all have been closed. The client of NATS
+// leftConnections returns what connections does when all but the process's own, to its witness, have been closed. The client of NATS
 // leaves a connection to the garbage collector if the server breaks it before the handshake is over.
-func leftConnections(cfg replicaConfig) (open []string) {
+func leftConnections(cfg replicaConfig, own []string) (open []string) {
 	for range 50 {
-		if open = connections(cfg); len(open) == 0 || !strings.HasPrefix(cfg.URL, "nats:") {
+		open = slices.DeleteFunc(connections(cfg), func(c string) bool { return slices.Contains(own, c) })
+		if len(open) == 0 || !strings.HasPrefix(cfg.URL, "nats:") {
 			break
 		}
 		runtime.GC()
@@ -185,6 +191,9 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 	switch cfg.Task {
 	case useObjects:
 		r.do(ctx, &wg)
+	case useWitness:
+		wg.Go(func() { r.operate(ctx) })
+		wg.Go(func() { r.createOnce(ctx) })
 	case createOnly:
 		wg.Go(func() { r.createOnce(ctx) })
 	case claimKeys:

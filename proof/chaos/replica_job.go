@@ -15,9 +15,14 @@ import (
 // is told to return, and then takes a moment to do so.
 func (r *replica) job(ctx context.Context) error {
 	term := tenure.TermFromContext(ctx)
-	r.events.write(event{Kind: jobStarted, Term: term.ID(), Token: term.Token()})
+	wrong, unlock, err := r.lock(term)
+	if err != nil {
+		return err
+	}
+	r.events.write(event{Kind: jobStarted, Term: term.ID(), Token: term.Token(), Note: wrong})
 	r.tellIfOut(ctx, "the job")
 	defer func() {
+		unlock()
 		stopped := event{Kind: jobStopped, Term: term.ID(), Token: term.Token()}
 		if cause := context.Cause(ctx); cause != nil {
 			stopped.Note = cause.Error()

@@ -33,6 +33,7 @@ func writeReport(w io.Writer, results []*result) error {
 	row("terms", func(r *result) any { return r.terms })
 	row("handover, ms", func(r *result) any { return spread(r.handovers) })
 	row("failover after kill -9, ms", func(r *result) any { return spread(r.failovers) })
+	row("of these by a witness, ms", func(r *result) any { return spread(r.releases) })
 	row("no holder after a fault's end, ms", func(r *result) any { return spread(r.recoveries) })
 	row("jobs that went on over a failover", func(r *result) any { return r.wentOn })
 	row("fenced writes", func(r *result) any { return r.writes })
