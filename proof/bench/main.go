@@ -14,6 +14,7 @@ import (
 )
 
 func main() {
+	bePart()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second interrupt ends the process immediately
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))

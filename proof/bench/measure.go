@@ -37,6 +37,7 @@ var measures = []measure{
 	failoverMeasure,
 	partitionMeasure,
 	idleMeasure,
+	witnessMeasure,
 }
 
 // usual returns the measures that run unless others are named.
