@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"runtime"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -64,10 +65,8 @@ func Play(open func(ctx context.Context, url string) (kit.FencingStore, error)) 
 		}
 		os.Exit(status)
 	}
-	if err := program(open); err != nil {
-		fmt.Println("ERROR", err)
-	}
-	select {} // until it is killed
+	fmt.Println("ERROR", program(open)) // it returns for no other reason
+	select {}                           // until it is killed
 }
 
 // victim works for leases and claims until it is killed.
@@ -76,8 +75,6 @@ type victim struct {
 	locks map[string]*os.File
 	now   func(what string) // says that a kill is due, if it is
 }
-
-var ballast []byte
 
 func program(open func(ctx context.Context, url string) (kit.FencingStore, error)) error {
 	v := &victim{locks: make(map[string]*os.File)}
@@ -110,9 +107,8 @@ func program(open func(ctx context.Context, url string) (kit.FencingStore, error
 			return err
 		}
 	}
-	if rand.N(8) == 0 { // then the kernel takes a while to end it
-		ballast = bytes.Repeat([]byte{1}, 128<<20)
-	}
+	ballast := bytes.Repeat([]byte{1}, rand.N(8)/7*128<<20) // with that, the kernel takes a while to end it
+	defer runtime.KeepAlive(ballast)
 	ctx := context.Background()
 	var err error
 	if v.store, err = open(ctx, os.Getenv(urlEnv)); err != nil {
