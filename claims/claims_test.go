@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -107,6 +108,25 @@ func TestACloseFreesEachKeyWhenItsFuncHasReturnedAndTheRecordLast(t *testing.T) 
 }
 
 // S5.
+func TestACloseFreesSomeKeysWhileItFreesOthers(t *testing.T) {
+	inBubble(t, func(w *world) {
+		const statements, each = 10, 500 * time.Millisecond // for 20, 40, … keys and then a thousand each
+		a := w.start("a")
+		a.claim(names(5000)...)
+		id, began := a.session.ID(), time.Now()
+		var n atomic.Int64
+		slowly := kit.Slowly(each)
+		a.fault(kit.Only("claims.free", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			n.Add(1)
+			return slowly(ctx, call, do)
+		}))
+		a.stop()
+		require.Empty(w, w.owned(id))
+		require.EqualValues(w, statements, n.Load())
+		require.Less(w, time.Since(began), statements*each*3/4)
+	})
+}
+
 func TestAPanicOfAFuncFreesItsKey(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -122,14 +123,53 @@ func (s *Session) orderly(r objects.Claim) objects.Freeing {
 // freeAll frees all rows that name a session, except those to skip, when the session closes.
 func (s *Session) freeAll(ctx context.Context, id string, skip func(objects.Claim) bool) (err error) {
 	for _, table := range s.tables() { // if one fails, the others are freed all the same
-		_, failed := s.freeRows(ctx, table, id, skip, s.orderly)
+		_, failed := s.freeRows(ctx, table, id, 2, skip, s.orderly)
 		err = cmp.Or(err, failed)
 	}
 	return err
 }
 
-// freeRows frees the rows of one table that name a session, except those to skip, and returns how many.
-func (s *Session) freeRows(ctx context.Context, table *ownerTable, id string, skip func(objects.Claim) bool, how func(objects.Claim) objects.Freeing) (freed int, err error) {
+// freeRows frees the rows of one table that name a session, except those to skip, and returns how many. While as many statements as
+// atOnce free rows, another reads the next ones, so that the database and this process have work at the same time. The funcs are
+// called by several goroutines.
+func (s *Session) freeRows(ctx context.Context, table *ownerTable, id string, atOnce int, skip func(objects.Claim) bool, how func(objects.Claim) objects.Freeing) (freed int, err error) {
+	var (
+		pages   = make(chan page)
+		frees   sync.WaitGroup
+		mu      sync.Mutex // guards freed and err
+		stopped = make(chan struct{})
+		stop    = sync.OnceFunc(func() { close(stopped) })
+	)
+	done := func(n int, failed error) {
+		mu.Lock()
+		defer mu.Unlock()
+		freed += n
+		if err == nil && failed != nil {
+			err = failed
+			stop()
+		}
+	}
+	for range atOnce {
+		frees.Go(func() {
+			for p := range pages {
+				done(s.freePage(ctx, table, id, p, skip, how))
+			}
+		})
+	}
+	done(0, s.readPages(ctx, table, id, pages, stopped))
+	close(pages)
+	frees.Wait()
+	return freed, err
+}
+
+// page is some of the rows that name a session.
+type page struct {
+	rows []objects.Claim
+	hint bool // callers that wait for such rows are woken once they are free
+}
+
+// readPages reads the rows of a table that name a session until there are no more, or until stopped is closed.
+func (s *Session) readPages(ctx context.Context, table *ownerTable, id string, pages chan<- page, stopped <-chan struct{}) error {
 	most := 20 // at first, so that some are free at once, however many there are
 	var last objects.Claim
 	var hinted time.Time
@@ -140,34 +180,45 @@ func (s *Session) freeRows(ctx context.Context, table *ownerTable, id string, sk
 			return err
 		})
 		if err != nil || len(rows) == 0 {
-			return freed, err
+			return err
 		}
 		last, most = rows[len(rows)-1], 2*n
-		type alike struct {
-			kind string
-			how  objects.Freeing
+		p := page{rows: rows, hint: len(rows) < n || time.Since(hinted) > coalesce}
+		if p.hint {
+			hinted = time.Now()
 		}
-		freedAlike := make(map[alike][]objects.Claim)
-		for _, r := range rows {
-			if skip == nil || !skip(r) {
-				of := alike{r.Kind, how(r)}
-				freedAlike[of] = append(freedAlike[of], r)
-			}
-		}
-		hint := len(rows) < n || time.Since(hinted) > coalesce
-		for of, rows := range freedAlike {
-			kind := of.kind
-			locked, refused, err := s.free(ctx, table, id, kind, rows, of.how)
-			if err != nil {
-				return freed, err
-			}
-			freed += len(rows) - len(locked) - len(refused)
-			if hint {
-				s.wake(keyOf(kind))
-				hinted = time.Now()
-			}
+		select {
+		case pages <- p:
+		case <-stopped:
+			return nil
 		}
 	}
+}
+
+// freePage frees the rows of a page, and returns how many.
+func (s *Session) freePage(ctx context.Context, table *ownerTable, id string, p page, skip func(objects.Claim) bool, how func(objects.Claim) objects.Freeing) (freed int, err error) {
+	type alike struct {
+		kind string
+		how  objects.Freeing
+	}
+	freedAlike := make(map[alike][]objects.Claim)
+	for _, r := range p.rows {
+		if skip == nil || !skip(r) {
+			of := alike{r.Kind, how(r)}
+			freedAlike[of] = append(freedAlike[of], r)
+		}
+	}
+	for of, rows := range freedAlike {
+		locked, refused, err := s.free(ctx, table, id, of.kind, rows, of.how)
+		if err != nil {
+			return freed, err
+		}
+		freed += len(rows) - len(locked) - len(refused)
+		if p.hint {
+			s.wake(keyOf(of.kind))
+		}
+	}
+	return freed, nil
 }
 
 // free frees rows of a session. It returns the ones that another transaction has locked, and the ones

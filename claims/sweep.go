@@ -21,7 +21,8 @@ const (
 	// pruneEvery is the time between two deletions of the rows that were not claimed for a day.
 	pruneEvery = time.Hour
 
-	// freeAtMost is the number of sessions whose rows in one table are freed at the same time.
+	// freeAtMost is the number of sessions whose rows in one table are freed at the same time, by one statement each, so that
+	// claims have connections left.
 	freeAtMost = 2
 )
 
@@ -369,7 +370,7 @@ func (w *sweeper) freeRows(ctx context.Context, of namedRows) {
 	}
 	ctx = objects.WithoutSync(ctx) // if a crash undoes this, a later sweep finds the rows
 	for failures := 0; ; failures++ {
-		freed, err := w.s.freeRows(ctx, of.table, of.session, nil, func(objects.Claim) objects.Freeing { return objects.Freeing{Lost: true} })
+		freed, err := w.s.freeRows(ctx, of.table, of.session, 1, nil, func(objects.Claim) objects.Freeing { return objects.Freeing{Lost: true} })
 		w.freed.Add(int64(freed))
 		if err == nil {
 			return
