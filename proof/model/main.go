@@ -1,8 +1,8 @@
 // Command model explores models of the protocol (docs/protocol.md): of one lease, of a lease over failovers of the
-// database that lose commits, and of claims over these. In each state that can follow from a model's steps, no two
-// processes hold the lease or own the key, no token is repeated or goes back, and no fenced write is late; and from each,
-// somebody holds in the end if no further fault occurs. Each rule of the protocol is also left out, and the exploration must
-// then find what breaks; it prints that as a story.
+// database that lose commits, and of claims over these. In each state that it sees, no two processes hold the lease
+// or own the key, no token is repeated or goes back, and no fenced write is late; and from each, somebody holds in the
+// end if no further fault occurs. Each rule of the protocol is also left out, and the exploration must then find what
+// breaks; it prints that as a story, and ends with status 1 if it finds nothing.
 //
 //	go run ./proof/model
 //	go run ./proof/model -states 10000000 -walk 5m lease/safe/

@@ -250,6 +250,9 @@ func (m mutant) triedBy(dir, by string) (killed bool, says string, err error) {
 	}
 	tries := &suite{dir: words[0], args: append([]string{"-args"}, words[2:]...)}
 	failing, out := tries.fails(dir, "^"+words[1]+"$", "3m")
+	if strings.Contains(out, "[build failed]") {
+		return false, "", fmt.Errorf("%s does not compile:\n%s", m.name, out)
+	}
 	if first := message.FindStringSubmatch(out); failing != "" && first != nil {
 		says = ": " + first[1]
 	}

@@ -1,6 +1,6 @@
 // Package lease states the protocol of leases: which statement a process may send, what the statement does in the
 // database, and what the process learns from the answer. It has the rules of docs/protocol.md, L1 to L5, in a form
-// that can be run. Command model visits every state that the rules allow within small bounds, and proof/sim checks that
+// that can be run. Command model visits the states that the rules allow, nearest first, and proof/sim checks that
 // what the real code does is a behaviour of the rules.
 //
 // Times are numbers of any unit. A process is asked by its own clock, and a record ages by the database's.
