@@ -105,6 +105,7 @@ func (p *phase) witnessKinds() []faultKind {
 		return nil
 	}
 	return []faultKind{
+		{name: killedAlone, group: "process", weight: 10, passes: true, begin: kill}, // more of what this phase is about
 		{name: killedBoth, group: "process", weight: 2, begin: killUnder(syscall.SIGKILL)},
 		{name: killedUnseen, group: "process", weight: 2, begin: killUnder(syscall.SIGSTOP)},
 	}
