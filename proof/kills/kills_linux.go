@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -148,6 +149,9 @@ func (j *judge) look(name string, log func() string) {
 	for _, s := range sessions {
 		keys = append(keys, s.Key)
 	}
+	j.mu.Lock()
+	dead := maps.Clone(j.dead) // whoever is released after this look has begun may still be seen
+	j.mu.Unlock()
 	for _, key := range keys {
 		obj, err := j.store.Get(j.Context(), key)
 		var record struct{ Holder string } // empty in an offer
@@ -159,7 +163,7 @@ func (j *judge) look(name string, log func() string) {
 			continue
 		}
 		j.mu.Lock()
-		died, isLeft := j.dead[record.Holder]
+		died, isLeft := dead[record.Holder]
 		if isLeft = isLeft && !j.reported[obj.Version]; isLeft {
 			j.reported[obj.Version] = true // until it has expired it will be found again
 			if _, ends := j.store.(tenure.Database); !ends && obj.UpdatedAt.After(died) {
