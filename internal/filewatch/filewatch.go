@@ -5,6 +5,11 @@
 // directory that a virtual machine shares with its host. A caller must find out whether it can rely on them.
 package filewatch
 
+import (
+	"errors"
+	"time"
+)
+
 // Watcher is a watch of one file. It keeps watching that file if another one gets its name.
 type Watcher struct {
 	// C receives after the file was written. Writes that come while nobody receives are one.
@@ -18,4 +23,16 @@ func (w *Watcher) Close() {
 	if w.end != nil {
 		w.end()
 	}
+}
+
+// errVirtual says that time is virtual, as in a bubble of package synctest. There, time stands still for as long as a goroutine
+// waits for the operating system.
+var errVirtual = errors.New("files are not watched in virtual time")
+
+// New watches the file at path. It fails if there is none, at a limit of the system, and in virtual time.
+func New(path string) (*Watcher, error) {
+	if off := time.Since(time.Unix(0, systemTime())); off.Abs() > time.Hour {
+		return nil, errVirtual
+	}
+	return watch(path)
 }

@@ -9,9 +9,8 @@ import (
 	"syscall"
 )
 
-// New watches the file at path, which it keeps open: Close drops all locks of this process on the file, as any close of it does.
-// It fails if there is none.
-func New(path string) (*Watcher, error) {
+// watch keeps the file open: Close drops all locks of this process on the file, as any close of it does.
+func watch(path string) (*Watcher, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err

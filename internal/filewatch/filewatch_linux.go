@@ -6,8 +6,8 @@ import (
 	"syscall"
 )
 
-// New watches the file at path. It fails if there is none, and at the system's limit of inotify's instances or watches.
-func New(path string) (*Watcher, error) {
+// watch fails at the system's limit of inotify's instances or watches.
+func watch(path string) (*Watcher, error) {
 	fd, err := syscall.InotifyInit1(syscall.IN_NONBLOCK | syscall.IN_CLOEXEC)
 	if err != nil {
 		return nil, os.NewSyscallError("inotify_init1", err)

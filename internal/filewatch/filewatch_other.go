@@ -2,7 +2,11 @@
 
 package filewatch
 
-import "errors"
+import (
+	"errors"
+	"time"
+)
 
-// New always fails.
-func New(path string) (*Watcher, error) { return nil, errors.ErrUnsupported }
+func systemTime() int64 { return time.Now().UnixNano() }
+
+func watch(string) (*Watcher, error) { return nil, errors.ErrUnsupported }

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -90,6 +91,19 @@ func TestWritesOfOtherFilesAreNotTold(t *testing.T) {
 func TestAFileThatIsMissingIsAnError(t *testing.T) {
 	_, err := filewatch.New(filepath.Join(t.TempDir(), "missing"))
 	require.Error(t, err)
+}
+
+// Time would stand still while the watch waits for the file.
+func TestFilesAreNotWatchedInVirtualTime(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "data.db-wal")
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	synctest.Test(t, func(t *testing.T) {
+		w, err := filewatch.New(path)
+		if err == nil {
+			w.Close()
+		}
+		require.Error(t, err)
+	})
 }
 
 // Close waits for the goroutine, which may be waiting for the file or for somebody who receives.

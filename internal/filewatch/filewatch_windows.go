@@ -9,8 +9,15 @@ import (
 	"unsafe"
 )
 
-// New watches the file at path, by its directory. It fails if there is none.
-func New(path string) (*Watcher, error) {
+// systemTime returns the time in nanoseconds since 1970, whatever package time says.
+func systemTime() int64 {
+	var now syscall.Filetime
+	syscall.GetSystemTimeAsFileTime(&now)
+	return now.Nanoseconds()
+}
+
+// watch watches the file's directory.
+func watch(path string) (*Watcher, error) {
 	if _, err := os.Stat(path); err != nil {
 		return nil, err
 	}

@@ -3,6 +3,8 @@ package sqliteobjects
 import (
 	"bytes"
 	"database/sql"
+	"log/slog"
+	"path/filepath"
 	"runtime"
 	"testing"
 	"testing/synctest"
@@ -30,6 +32,20 @@ func TestAWatchThatEndsAtOnceLeavesNobodyWaitingForTheNext(t *testing.T) {
 			require.Equal(t, 1, polling(), "goroutines that poll")
 			last.Stop()
 		}
+	})
+}
+
+func TestVirtualTimeGoesOnWhileAFileIsWatched(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "data.db")
+	synctest.Test(t, func(t *testing.T) {
+		table, err := Open(t.Context(), path, "objects", slog.New(slog.DiscardHandler))
+		require.NoError(t, err)
+		defer table.Close()
+		require.NoError(t, table.Migrate(t.Context()))
+		watch := table.Watch(objects.ID{Type: "lease", ID: "1"})
+		defer watch.Stop()
+		time.Sleep(time.Minute)
+		require.True(t, watch.Live())
 	})
 }
 
