@@ -108,6 +108,39 @@ func TestACloseFreesEachKeyWhenItsFuncHasReturnedAndTheRecordLast(t *testing.T) 
 }
 
 // S5.
+// A page of keys that is freed late may be free after the last one.
+func TestWhoWaitsHearsOfEachKeyThatACloseFrees(t *testing.T) {
+	for _, n := range []int{60, 100} { // the last page is full, or it is not
+		inBubble(t, func(w *world) {
+			a, b := w.start("a"), w.start("b")
+			ids := names(n)
+			a.claim(ids...)
+			var pages atomic.Int64
+			a.fault(kit.Only("claims.free", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+				if pages.Add(1) == 2 {
+					time.Sleep(time.Second)
+				}
+				return do(ctx)
+			}))
+			all := make(chan struct{})
+			go func() {
+				defer close(all)
+				for left := n; left > 0; {
+					claimed, err := b.keys.Claim(w.Context(), ids...)
+					if left -= len(claimed); err != nil {
+						return
+					}
+				}
+			}()
+			synctest.Wait()
+			a.stop()
+			freed := time.Now()
+			<-all
+			require.Less(w, time.Since(freed), 100*time.Millisecond, "all are claimed when all are free")
+		})
+	}
+}
+
 func TestACloseFreesSomeKeysWhileItFreesOthers(t *testing.T) {
 	inBubble(t, func(w *world) {
 		const statements, each = 10, 500 * time.Millisecond // for 20, 40, … keys and then a thousand each

@@ -130,20 +130,23 @@ func (s *Session) freeAll(ctx context.Context, id string, skip func(objects.Clai
 }
 
 // freeRows frees the rows of one table that name a session, except those to skip, and returns how many. While as many statements as
-// atOnce free rows, another reads the next ones, so that the database and this process have work at the same time. The funcs are
-// called by several goroutines.
+// atOnce free rows, another reads the next ones, so that the database and this process have work at the same time. Callers that
+// wait for such rows are woken after the first ones, now and then, and once all are free. The funcs are called by several goroutines.
 func (s *Session) freeRows(ctx context.Context, table *ownerTable, id string, atOnce int, skip func(objects.Claim) bool, how func(objects.Claim) objects.Freeing) (freed int, err error) {
 	var (
 		pages   = make(chan page)
 		frees   sync.WaitGroup
-		mu      sync.Mutex // guards freed and err
+		mu      sync.Mutex // guards byKind and err
+		byKind  = make(map[string]int)
 		stopped = make(chan struct{})
 		stop    = sync.OnceFunc(func() { close(stopped) })
 	)
-	done := func(n int, failed error) {
+	done := func(freed map[string]int, failed error) {
 		mu.Lock()
 		defer mu.Unlock()
-		freed += n
+		for kind, n := range freed {
+			byKind[kind] += n
+		}
 		if err == nil && failed != nil {
 			err = failed
 			stop()
@@ -156,16 +159,20 @@ func (s *Session) freeRows(ctx context.Context, table *ownerTable, id string, at
 			}
 		})
 	}
-	done(0, s.readPages(ctx, table, id, pages, stopped))
+	done(nil, s.readPages(ctx, table, id, pages, stopped))
 	close(pages)
 	frees.Wait()
+	for kind, n := range byKind { // not with the last page, which may be free before another one
+		freed += n
+		s.wake(keyOf(kind))
+	}
 	return freed, err
 }
 
 // page is some of the rows that name a session.
 type page struct {
 	rows []objects.Claim
-	hint bool // callers that wait for such rows are woken once they are free
+	hint bool // callers that wait for such rows are woken once these are free
 }
 
 // readPages reads the rows of a table that name a session until there are no more, or until stopped is closed.
@@ -183,7 +190,7 @@ func (s *Session) readPages(ctx context.Context, table *ownerTable, id string, p
 			return err
 		}
 		last, most = rows[len(rows)-1], 2*n
-		p := page{rows: rows, hint: len(rows) < n || time.Since(hinted) > coalesce}
+		p := page{rows: rows, hint: len(rows) == n && time.Since(hinted) > coalesce}
 		if p.hint {
 			hinted = time.Now()
 		}
@@ -195,13 +202,13 @@ func (s *Session) readPages(ctx context.Context, table *ownerTable, id string, p
 	}
 }
 
-// freePage frees the rows of a page, and returns how many.
-func (s *Session) freePage(ctx context.Context, table *ownerTable, id string, p page, skip func(objects.Claim) bool, how func(objects.Claim) objects.Freeing) (freed int, err error) {
+// freePage frees the rows of a page, and returns how many of each kind.
+func (s *Session) freePage(ctx context.Context, table *ownerTable, id string, p page, skip func(objects.Claim) bool, how func(objects.Claim) objects.Freeing) (freed map[string]int, err error) {
 	type alike struct {
 		kind string
 		how  objects.Freeing
 	}
-	freedAlike := make(map[alike][]objects.Claim)
+	freed, freedAlike := make(map[string]int), make(map[alike][]objects.Claim)
 	for _, r := range p.rows {
 		if skip == nil || !skip(r) {
 			of := alike{r.Kind, how(r)}
@@ -213,7 +220,7 @@ func (s *Session) freePage(ctx context.Context, table *ownerTable, id string, p 
 		if err != nil {
 			return freed, err
 		}
-		freed += len(rows) - len(locked) - len(refused)
+		freed[of.kind] += len(rows) - len(locked) - len(refused)
 		if p.hint {
 			s.wake(keyOf(of.kind))
 		}
