@@ -33,6 +33,7 @@ type host struct {
 	only      string        // the one operation that the weather is for; empty: all
 	links     int           // how often the link has changed
 	paused    chan struct{} // closed when it is resumed; nil if it is not paused
+	drained   time.Time     // until when its last mark stands
 	good      bool
 	goodSince time.Time
 	resumedAt time.Time
@@ -215,6 +216,7 @@ func (l *life) isDrained() (since time.Time, drained bool) {
 // drainFor marks a host as drained, in all its lives.
 func (h *host) drainFor(d time.Duration) {
 	h.a.line.Say(h.name, "is to be drained for %v", d)
+	h.a.locked(func() { h.drained = time.Now().Add(d) })
 	if err := tenure.SetDrain(context.Background(), h.a.marks, tenure.Drained{Replica: h.name, Left: d}); err != nil {
 		panic(err)
 	}

@@ -113,8 +113,11 @@ func (j *judge) isTold(r *run, cause error) {
 	switch {
 	case errors.Is(cause, tenure.ErrResigned):
 		kit.Count(&j.ends, "released")
-		if _, drained := l.isDrained(); drained {
+		if errors.Is(cause, claims.ErrDrained) { // perhaps before the judge is told of the drain, at the same moment
 			kit.Count(&j.judged, "funcs told by a drain")
+			if time.Since(l.h.drained) > l.h.ttl {
+				j.violated("cause", "%s's claim of %s ends by a drain that nobody asked for", l.name, r.ID)
+			}
 		} else if !j.released[l][claimOf(r.Claim)] {
 			j.violated("cause", "%s's claim of %s ends by a release that nobody asked for", l.name, r.ID)
 		}
