@@ -116,15 +116,15 @@ func (j *judge) isTold(r *run, cause error) {
 		if errors.Is(cause, claims.ErrDrained) { // perhaps before the judge is told of the drain, at the same moment
 			kit.Count(&j.judged, "funcs told by a drain")
 			if time.Since(l.h.drained) > l.h.ttl {
-				j.violated("cause", "%s's claim of %s ends by a drain that nobody asked for", l.name, r.ID)
+				j.violated("cause", "%s's claim of %s ends by an unrequested drain", l.name, r.ID)
 			}
 		} else if !j.released[l][claimOf(r.Claim)] {
-			j.violated("cause", "%s's claim of %s ends by a release that nobody asked for", l.name, r.ID)
+			j.violated("cause", "%s's claim of %s ends by an unrequested release", l.name, r.ID)
 		}
 	case errors.Is(cause, tenure.ErrShutdown):
 		kit.Count(&j.ends, "shutdown")
 		if !l.stopping {
-			j.violated("cause", "%s's claim of %s ends by a shutdown that nobody asked for", l.name, r.ID)
+			j.violated("cause", "%s's claim of %s ends by an unrequested shutdown", l.name, r.ID)
 		}
 	case errors.Is(cause, tenure.ErrLost):
 		kit.Count(&j.ends, "lost")

@@ -159,7 +159,7 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 			j.w.later(time.Millisecond, func() { // the judge may be told of a drain a moment after the job
 				j.w.locked(func() {
 					if l.since.IsZero() && !l.last.After(t.at) {
-						j.violated("cause", "%s's term ended by a resignation that nobody asked for", t.who)
+						j.violated("cause", "%s's term ended by an unrequested resignation", t.who)
 					}
 				})
 			})
@@ -167,7 +167,7 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 	case errors.Is(cause, tenure.ErrShutdown):
 		kit.Count(&j.tally.ends, "shutdown")
 		if !l.stopping {
-			j.violated("cause", "%s's term ended by a shutdown that nobody asked for", t.who)
+			j.violated("cause", "%s's term ended by an unrequested shutdown", t.who)
 		}
 	case errors.Is(cause, tenure.ErrUnhealthy):
 		kit.Count(&j.tally.ends, "unhealthy")
