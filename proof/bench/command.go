@@ -18,7 +18,7 @@ type command struct {
 	measures    []measure
 	peers       []peer
 	json        bool
-	svg         string
+	svg, curves string
 	n           int
 	quick       bool
 	duration    time.Duration
@@ -32,6 +32,7 @@ func parse(args []string) (c command, err error) {
 	peerList := flags.String("peer", "", "")
 	flags.BoolVar(&c.json, "json", false, "")
 	flags.StringVar(&c.svg, "svg", "", "")
+	flags.StringVar(&c.curves, "curves", "", "")
 	flags.IntVar(&c.n, "n", 0, "")
 	flags.BoolVar(&c.quick, "quick", false, "")
 	flags.DurationVar(&c.duration, "duration", 5*time.Minute, "")
@@ -83,6 +84,7 @@ interface and that write to disk. Prints a table per measure.
   -duration D        of rows-sustained, by default 5m
   -json              print one JSON document instead of the tables
   -svg FILE          also draw handover and failover
+  -curves FILE       also draw scale and short-ttl
   -postgres-url URL  use this server; its user must be able to create databases
 
 Measures:
@@ -167,6 +169,9 @@ func (c command) bench(ctx context.Context, stdout, stderr io.Writer) (err error
 
 	if c.svg != "" {
 		errs = append(errs, os.WriteFile(c.svg, drawPlot(b.report.records, f), 0o644))
+	}
+	if c.curves != "" {
+		errs = append(errs, os.WriteFile(c.curves, drawCurves(b.report.records, f), 0o644))
 	}
 	if c.json {
 		errs = append(errs, b.report.writeJSON(stdout, f))

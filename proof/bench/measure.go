@@ -38,6 +38,7 @@ var measures = []measure{
 	partitionMeasure,
 	idleMeasure,
 	witnessMeasure,
+	scaleMeasure,
 }
 
 // usual returns the measures that run unless others are named.
