@@ -24,7 +24,7 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// client sends requests for the Leases of a namespace. All methods are safe for concurrent use.
+// client sends requests for the Leases of a namespace. It is safe for concurrent use.
 type client struct {
 	http  *http.Client
 	url   string // of the API server
@@ -32,15 +32,15 @@ type client struct {
 	token *token // nil: the http.Client has the credentials
 
 	mu     sync.Mutex
-	left   time.Time // when leave last had something to do
+	left   time.Time // when leave last ran
 	closed bool
 	leaves sync.WaitGroup // the goroutines of leave
 }
 
-// serviceAccount is the directory in which a pod has its namespace and its credentials.
+// serviceAccount is the directory with a pod's namespace and credentials.
 var serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// newClient fills in what the config leaves out by what a pod has.
+// newClient returns a client, and fills in the config's defaults from the pod's environment.
 func newClient(cfg *Config) (*client, error) {
 	c := &client{http: cfg.Client, url: strings.TrimSuffix(cfg.URL, "/")}
 	if cfg.Namespace == "" {
@@ -51,7 +51,7 @@ func newClient(cfg *Config) (*client, error) {
 		cfg.Namespace = strings.TrimSpace(string(text))
 	}
 	if !label.MatchString(cfg.Namespace) {
-		return nil, fmt.Errorf("%w: %q is no name of a namespace", tenure.ErrInvalid, cfg.Namespace)
+		return nil, fmt.Errorf("%w: %q is not a valid name of a namespace", tenure.ErrInvalid, cfg.Namespace)
 	}
 	if c.url == "" {
 		host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
@@ -73,8 +73,8 @@ func newClient(cfg *Config) (*client, error) {
 	return c, nil
 }
 
-// transport notices soon that a connection is dead: it would hold up all requests. In a pod, each
-// new connection reads the authority that has signed the servers' certificates, which may change.
+// transport returns a transport that detects a dead connection soon, as all requests share one. In a
+// pod, each new connection reads the certificate authority again, because it may change.
 func transport(inPod bool) *http.Transport {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.ForceAttemptHTTP2 = true
@@ -84,7 +84,7 @@ func transport(inPod bool) *http.Transport {
 	}
 	t.Proxy = nil
 	t.DialTLSContext = func(ctx context.Context, network, address string) (net.Conn, error) {
-		// The context of a dial outlives that of its request, and nothing else limits a handshake here.
+		// The context of a dial outlives that of its request, and nothing else limits this handshake.
 		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
 		text, err := os.ReadFile(filepath.Join(serviceAccount, "ca.crt"))
@@ -99,7 +99,7 @@ func transport(inPod bool) *http.Transport {
 	return t
 }
 
-// token is a bearer token in a file, which others replace before it expires.
+// token is a bearer token in a file that the kubelet replaces before the token expires.
 type token struct {
 	path string
 
@@ -108,8 +108,9 @@ type token struct {
 	read time.Time
 }
 
-// get reads the file again at least once a minute, and at once if the API server has refused a token.
-// While the file cannot be read, the token that was not refused remains.
+// get returns the token. It reads the file again once a minute, and at once if the API server has
+// refused the current token. If the file cannot be read, it returns the current token unless that was
+// refused.
 func (t *token) get(refused string) (string, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -126,7 +127,7 @@ func (t *token) get(refused string) (string, error) {
 	return t.text, nil
 }
 
-// status is how the API server answers if it does not do what it is asked for.
+// status is an answer of the API server that reports a failure.
 type status struct {
 	Kind    string `json:"kind"`
 	Message string `json:"message"`
@@ -143,7 +144,7 @@ func (s *status) Error() string {
 	return strings.TrimSpace(fmt.Sprintf("%d %s: %s", s.Code, cmp.Or(s.Reason, http.StatusText(s.Code)), s.Message))
 }
 
-// is reports whether an error is an answer with one of the codes.
+// is reports whether err is an answer with one of the codes.
 func is(err error, codes ...int) bool {
 	var s *status
 	if errors.As(err, &s) {
@@ -156,8 +157,8 @@ func is(err error, codes ...int) bool {
 	return false
 }
 
-// send sends a request for one Lease, or for all if name is empty, and decodes the answer. It waits
-// while the API server has too many requests.
+// send sends a request for one Lease, or for all if name is empty, and decodes the answer. While the
+// API server has too many requests, it waits and retries.
 func (c *client) send(ctx context.Context, method, name string, query url.Values, in *lease, out any) error {
 	var body []byte
 	if in != nil {
@@ -196,8 +197,8 @@ func (c *client) send(ctx context.Context, method, name string, query url.Values
 	}
 }
 
-// once sends a request once. The answer is an error unless it is a success. It also returns the
-// token that was sent.
+// once sends a request once, and returns an answer that is not a success as an error. It also returns
+// the token that it has sent.
 func (c *client) once(ctx context.Context, method, name string, query url.Values, body []byte, refused string) (sent string, resp *http.Response, err error) {
 	to := c.url + c.path
 	if name != "" {
@@ -246,7 +247,7 @@ func (c *client) once(ctx context.Context, method, name string, query url.Values
 	return sent, nil, s
 }
 
-// withoutURL leaves out of an error what its context says already.
+// withoutURL removes the method and URL from an error, as its callers name the operation.
 func withoutURL(err error) error {
 	var of *url.Error
 	if errors.As(err, &of) {
@@ -255,9 +256,9 @@ func withoutURL(err error) error {
 	return err
 }
 
-// leave makes later requests use another connection, perhaps to another API server: this one does
-// not answer, or has nothing new to tell. A request that announces the end of its connection does
-// that, and its answer does not matter.
+// leave makes later requests use another connection, perhaps to another API server, because the
+// current one does not answer or lags behind. It sends a request that closes its connection, and
+// ignores the answer.
 func (c *client) leave() {
 	const least, longest = time.Second, time.Second
 	c.mu.Lock()
@@ -280,7 +281,7 @@ func (c *client) leave() {
 	})
 }
 
-// close makes leave do nothing, and waits until what it has begun has ended.
+// close makes leave do nothing, and waits for requests that it has started.
 func (c *client) close() {
 	c.mu.Lock()
 	c.closed = true
@@ -288,7 +289,7 @@ func (c *client) close() {
 	c.leaves.Wait()
 }
 
-// explained says what to do about an answer.
+// explained adds the remedy to an error of the API server.
 func explained(err error) error {
 	var s *status
 	if !errors.As(err, &s) {

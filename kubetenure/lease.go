@@ -18,8 +18,8 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// lease is a Lease of the API, as far as the store reads and writes it. What others have put into
-// its metadata is sent back as it was. The managedFields are left out, which keeps them.
+// lease has the fields of a Lease that the store reads and writes. Metadata that others have added is
+// sent back unchanged. A request without managedFields leaves those as they are.
 type lease struct {
 	APIVersion string    `json:"apiVersion"`
 	Kind       string    `json:"kind"`
@@ -52,12 +52,12 @@ const (
 	apiVersion = "coordination.k8s.io/v1"
 	kind       = "Lease"
 
-	// The names of the store's own label and annotations.
+	// the store's own label and annotations
 	prefix    = "tenurelib.dev/"
 	ofType    = prefix + "type"    // a label: 32 hex digits of the SHA-256 of the key's type
 	ofObject  = prefix + "object"  // the object without its payload, as JSON
 	ofPayload = prefix + "payload" // the payload as it is, or as base64 if it is not UTF-8
-	ofAbove   = prefix + "above"   // what versions are counted from; written by hand, after a restore
+	ofAbove   = prefix + "above"   // added to each resourceVersion; set by hand after a restore
 	microTime = "2006-01-02T15:04:05.000000Z07:00"
 )
 
@@ -66,21 +66,21 @@ type object struct {
 	Type    string            `json:"type"`
 	ID      string            `json:"id"`
 	Labels  map[string]string `json:"labels,omitempty"`
-	Created int64             `json:"created_us"` // by the writers' clocks, like Updated
+	Created int64             `json:"created_us"` // by the writer's clock, like Updated
 	Updated int64             `json:"updated_us"`
-	Deleted bool              `json:"deleted,omitempty"` // there is no object, but there was
+	Deleted bool              `json:"deleted,omitempty"` // the object was deleted
 	Base64  bool              `json:"base64,omitempty"`
-	Write   string            `json:"write"` // another one for each write: one that changes nothing is not executed
-	Of      string            `json:"of"`    // the spec with which the object was written
+	Write   string            `json:"write"` // unique, as the API server skips a write that changes nothing
+	Of      string            `json:"of"`    // the identity of the spec that was written with the object
 }
 
-// identity is what another program changes in the spec when it takes the Lease. It keeps the
-// annotations, which count only as long as the identity is theirs.
+// identity returns the part of the spec that another program changes when it takes the Lease. That
+// program leaves the annotations as they are, so they count only while the identity is theirs.
 func (s leaseSpec) identity() string {
 	return fmt.Sprintf("%d %s %s", s.LeaseTransitions, s.AcquireTime, s.HolderIdentity)
 }
 
-// record is what the store needs to know of a lease's payload.
+// record has the fields of a lease's payload that the store needs.
 type record struct {
 	Holder       string `json:"holder"`
 	AcquiredAtMS int64  `json:"acquired_at_ms"`
@@ -89,23 +89,23 @@ type record struct {
 	Offered      bool   `json:"offered,omitempty"`
 }
 
-// specFor returns the spec with which a payload is written. The holder's name and the term are
-// an identity that no other program can have.
+// specFor returns the spec that is written with a payload. Its identity, the holder's name and the
+// term, is one that no other program has.
 //
-// The duration is the TTL and a second more, because client-go takes over when it has seen no
-// change for it, and compares times in whole seconds: it does not see the later of two renewals
-// in one second. Any other time is a change to it, so the renewTime goes back when the clock does:
-// one that waited for the clock to catch up would be no renewal.
+// The duration is one second longer than the TTL. client-go takes over once it has seen no change for
+// that duration, but it compares times in whole seconds and so misses the second of two renewals
+// within one second. It takes any other difference as a change, so renewTime follows the clock
+// backwards too: if it waited for the clock to catch up, client-go would see no renewal.
 func specFor(payload []byte, before leaseSpec, now time.Time) leaseSpec {
 	s := leaseSpec{LeaseTransitions: before.LeaseTransitions, RenewTime: now.UTC().Format(microTime)}
 	var r record
-	if json.Unmarshal(payload, &r) != nil || r.Term == "" || r.TTLMS <= 0 || r.TTLMS/1000 > math.MaxInt32-2 { // not a lease's
+	if json.Unmarshal(payload, &r) != nil || r.Term == "" || r.TTLMS <= 0 || r.TTLMS/1000 > math.MaxInt32-2 { // not the record of a lease
 		return s
 	}
 	ttl := time.Duration(r.TTLMS)*time.Millisecond + time.Second
 	s.LeaseDurationSeconds = int32((ttl + time.Second - 1) / time.Second)
 	s.AcquireTime = time.UnixMilli(r.AcquiredAtMS).UTC().Format(microTime)
-	if r.Holder != "" || !r.Offered { // an offer to any replica is one to any program
+	if r.Holder != "" || !r.Offered { // a lease offered to any replica is free for other programs, too
 		s.HolderIdentity = r.Holder + "_" + r.Term
 	}
 	if s.HolderIdentity != "" && s.HolderIdentity != before.HolderIdentity {
@@ -114,24 +114,25 @@ func specFor(payload []byte, before leaseSpec, now time.Time) leaseSpec {
 	return s
 }
 
-// released returns the spec of a Lease that nobody holds, as client-go writes it.
+// released returns the spec of a Lease without a holder, as client-go writes it.
 func released(before leaseSpec, now time.Time) leaseSpec {
 	s := specFor(nil, before, now)
 	s.LeaseDurationSeconds, s.AcquireTime = 1, s.RenewTime
 	return s
 }
 
-// state is what the store knows of a Lease. It is not modified. In the zero state there is none.
+// state is a Lease as it was read or written. It is immutable. In the zero state the Lease does not
+// exist.
 type state struct {
 	lease          // without the payload
-	object         // zero in a record of another program
+	object         // zero if another program wrote the record
 	above   int64  // the annotation
-	at      int64  // the version of the last write; 0: there is no Lease
-	payload []byte // not kept in what the store remembers
+	at      int64  // the version of the last write; 0: the Lease does not exist
+	payload []byte // nil in a state that the store remembers
 }
 
-// version returns the version of the object, 0 if there is none: the Lease may remain after a
-// release, and another program leaves no holder in it.
+// version returns the version of the object, or 0 if it does not exist. After a release the Lease
+// remains: with a deleted object, or without a holder if another program released it.
 func (s *state) version() int64 {
 	if s.Deleted || s.object.Type == "" && s.Spec.HolderIdentity == "" {
 		return 0
@@ -153,8 +154,9 @@ func stamp(us int64) time.Time {
 	return time.UnixMicro(us).UTC()
 }
 
-// decode reads a Lease. A record that another program has written, even over the store's, has that
-// program's holder and duration, and no term. Nobody can ask such a holder to release it.
+// decode reads a Lease. If another program has written its record, even over the store's own, the
+// payload has that program's holder and duration, and no term; such a holder cannot be asked to
+// release the lease.
 func decode(key tenure.Key, l lease) (*state, error) {
 	s := &state{lease: l}
 	var err error
@@ -199,8 +201,7 @@ func decode(key tenure.Key, l lease) (*state, error) {
 	return s, nil
 }
 
-// encode returns the Lease that follows a state, with an object whose Of and Base64 are still
-// missing, and which is nil after a deletion.
+// encode returns the Lease to write over a state. It sets the object's Of and Base64.
 func (s *state) encode(name, namespace string, o object, payload []byte, spec leaseSpec) lease {
 	l := lease{APIVersion: apiVersion, Kind: kind, Metadata: s.Metadata, Spec: spec}
 	l.Metadata.Name, l.Metadata.Namespace = name, namespace
@@ -222,7 +223,7 @@ func (s *state) encode(name, namespace string, o object, payload []byte, spec le
 	return l
 }
 
-// withoutPayload returns the state as the store remembers it: the next write has its own payload.
+// withoutPayload returns the state for the store to remember: the next write brings its own payload.
 func (s *state) withoutPayload() *state {
 	without := *s
 	without.payload = nil
@@ -240,12 +241,12 @@ func cloned(m map[string]string) map[string]string {
 
 var label = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
-// nameOf returns the name of the Lease for a key, unless the config has another.
+// nameOf returns the default name of a key's Lease.
 func nameOf(key tenure.Key) string {
 	if label.MatchString(key.ID) && label.MatchString(key.Type) {
 		return key.ID + "." + key.Type
 	}
-	text, _ := key.MarshalText() // it has no error
+	text, _ := key.MarshalText() // its error is always nil
 	return "tenure-" + hashOf(string(text))
 }
 
@@ -255,7 +256,7 @@ func hashOf(text string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// keyIn returns the key that a Lease names, even if another program has taken it since.
+// keyIn returns the key that is stored in a Lease, even if another program has taken it since.
 func (l lease) keyIn() (tenure.Key, bool) {
 	var o object
 	err := json.Unmarshal([]byte(l.Metadata.Annotations[ofObject]), &o)

@@ -21,27 +21,28 @@ import (
 
 // Config configures a [Store]. In a pod, the zero value is ready to use.
 type Config struct {
-	// Namespace is where the Leases are. Default: the pod's own.
+	// Namespace is the namespace of the Leases. Default: the pod's own.
 	Namespace string
 
-	// Leases names the Leases of keys that have another name than the key's own, such as one that
-	// candidates of client-go use. A key's own name is ID.TYPE, as in sweeper.lease, if both are
-	// DNS labels, and otherwise tenure- and a hash.
+	// Leases overrides the names of the Leases of some keys, for example with the name that
+	// candidates of client-go use. The default name is ID.TYPE, as in sweeper.lease, if both are
+	// DNS labels; otherwise it is tenure- and a hash.
 	Leases map[tenure.Key]string
 
-	// URL is that of the API server, such as https://host:6443. Default: that of the pod's cluster.
+	// URL is the URL of the API server, such as https://host:6443. Default: the API server of the
+	// pod's cluster.
 	URL string
 
-	// Client sends the requests, with its credentials and without a limit on their rate, such as
-	// one of client-go's rest.HTTPClientFor. It must have no Timeout, which would end watches.
-	// Default: a client with the service account of the pod or, if URL is set, without
-	// credentials, for a proxy that adds them.
+	// Client sends the requests. It adds credentials, must not limit the rate of requests, and must
+	// have no Timeout, which would end watches: for example, client-go's rest.HTTPClientFor.
+	// Default: a client with the pod's service account or, if URL is set, one without credentials,
+	// for a proxy that adds them.
 	Client *http.Client
 
 	Logger *slog.Logger // default slog.Default()
 }
 
-// Store keeps objects as Leases. It implements [tenure.Store], [tenure.Lister],
+// Store stores objects as Leases. It implements [tenure.Store], [tenure.Lister],
 // [tenure.Watcher], [tenure.Clockless] and [tenure.Nameless]. All methods are safe for concurrent
 // use.
 type Store struct {
@@ -56,14 +57,14 @@ type Store struct {
 	closed bool
 }
 
-// known is a Lease as this process saw it last.
+// known is the latest state of a Lease that this process has seen.
 type known struct {
 	*state
 	doubted bool // a write has found another state, or its outcome is unknown
 }
 
-// New returns a store. It only reads the files that a pod has; call [Store.Migrate] before the
-// first use. An error is [tenure.ErrInvalid].
+// New returns a store. It reads the pod's files and sends no request; call [Store.Migrate] before the
+// first use. Its errors are [tenure.ErrInvalid].
 func New(cfg Config) (*Store, error) {
 	client, err := newClient(&cfg)
 	if err != nil {
@@ -75,7 +76,7 @@ func New(cfg Config) (*Store, error) {
 			return nil, fmt.Errorf("kubetenure: new store: Leases: %w", err)
 		}
 		if len(name) > 253 || slices.ContainsFunc(strings.Split(name, "."), func(part string) bool { return !label.MatchString(part) }) {
-			return nil, fmt.Errorf("kubetenure: new store: %w: %q of %s is no name of a Lease", tenure.ErrInvalid, name, key)
+			return nil, fmt.Errorf("kubetenure: new store: %w: %q of %s is not a valid name of a Lease", tenure.ErrInvalid, name, key)
 		}
 		if other, taken := of[name]; taken {
 			return nil, fmt.Errorf("kubetenure: new store: %w: Lease %s is that of %s and of %s", tenure.ErrInvalid, name, key, other)
@@ -93,14 +94,15 @@ func New(cfg Config) (*Store, error) {
 // String names the namespace and the API server.
 func (s *Store) String() string { return "namespace " + s.cfg.Namespace + " at " + s.client.url }
 
-// Clockless returns true: the API server has no clock that it lets clients read. CreatedAt and
-// UpdatedAt are by the clocks of the writers.
+// Clockless returns true: clients cannot read the API server's clock. CreatedAt and UpdatedAt are
+// times of the writers' clocks.
 func (s *Store) Clockless() bool { return true }
 
-// Nameless returns true: only the name of a Lease is unique, and that stands for the key.
+// Nameless returns true: only the name of a Lease is unique, and it is derived from the key.
 func (s *Store) Nameless() bool { return true }
 
-// Close ends the subscriptions. A client that was given to [New] remains open.
+// Close ends the store's subscriptions, and later calls of other methods fail. It does not close
+// Config.Client.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -119,7 +121,7 @@ var errClosed = errors.New("the store is closed")
 
 const requestTimeout = 5 * time.Second
 
-// begin begins a request.
+// begin limits the time of a request, and fails if the store is closed.
 func (s *Store) begin(ctx context.Context) (context.Context, context.CancelFunc, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,9 +135,9 @@ func (s *Store) begin(ctx context.Context) (context.Context, context.CancelFunc,
 // probe is the name of a Lease that is never written.
 const probe = "tenure-probe"
 
-// Migrate finds out whether the store can work: it lets the API server check the creation of a
-// Lease named tenure-probe, and writes nothing. An [tenure.ErrSetup] says what is missing: the
-// namespace, a right, valid credentials. It may be called at every start.
+// Migrate checks whether the store can work, by a dry run that creates a Lease named tenure-probe. It
+// writes nothing and may be called at every start. Its error is [tenure.ErrSetup] and says what is
+// missing: the namespace, a permission, or valid credentials.
 func (s *Store) Migrate(ctx context.Context) (err error) {
 	defer storekit.OpError(ctx, &err, "kubetenure: migrate", "namespace "+s.cfg.Namespace)
 	ctx, cancel, err := s.begin(ctx)
@@ -149,7 +151,7 @@ func (s *Store) Migrate(ctx context.Context) (err error) {
 	var answer *status
 	err = s.client.send(ctx, http.MethodPut, probe, url.Values{"dryRun": {"All"}}, &l, &got)
 	switch {
-	case errors.Is(err, tenure.ErrInvalid) && errors.As(err, &answer): // by a policy, as there is nothing wrong with it
+	case errors.Is(err, tenure.ErrInvalid) && errors.As(err, &answer): // a policy refused it: the Lease itself is valid
 		return fmt.Errorf("%w: %w", tenure.ErrSetup, answer)
 	case err != nil:
 		return err
@@ -159,13 +161,13 @@ func (s *Store) Migrate(ctx context.Context) (err error) {
 	return nil
 }
 
-// errChanged is the error of a write that took place, but not as it was sent.
+// errChanged is the error of a write that the API server changed before it stored it.
 var errChanged = errors.New("the API server has not kept the annotation " + ofObject + " of the Lease: exclude Leases from the admission webhook or policy that removes it")
 
 func (s *Store) name(key tenure.Key) string { return cmp.Or(s.cfg.Leases[key], nameOf(key)) }
 
-// Get returns the object, or [tenure.ErrNotFound]. It reads by quorum. A Lease of another program
-// is an object with that program's record.
+// Get returns the object, or [tenure.ErrNotFound], by a quorum read. A Lease that another program
+// has written is an object with that program's record.
 func (s *Store) Get(ctx context.Context, key tenure.Key) (obj tenure.Object, err error) {
 	defer storekit.OpError(ctx, &err, "kubetenure: get", key)
 	if err := key.Validate(); err != nil {
@@ -200,7 +202,7 @@ func (s *Store) read(ctx context.Context, key tenure.Key) (*state, error) {
 			return nil, err
 		}
 	}
-	if before != nil && is.at != 0 && is.at-is.above < before.at-before.above { // revisions are the cluster's
+	if before != nil && is.at != 0 && is.at-is.above < before.at-before.above { // without what was added by hand
 		s.wentBack(key, before.state, is)
 	}
 	s.saw(key, before, is)
@@ -210,7 +212,7 @@ func (s *Store) read(ctx context.Context, key tenure.Key) (*state, error) {
 // is404 reports whether there is no such Lease.
 func is404(err error) bool { return is(err, http.StatusNotFound) && !errors.Is(err, tenure.ErrSetup) }
 
-// wentBack breaks all watches: they would wait for ever for revisions that come again.
+// wentBack ends all watches, which would otherwise wait until the cluster reaches their revisions again.
 func (s *Store) wentBack(key tenure.Key, before, is *state) {
 	s.cfg.Logger.Warn("the API server is older than what it told before: etcd was restored; without this repair no replica that knows a greater token begins a term",
 		"key", key.String(), "version", is.at, "before", before.at,
@@ -222,17 +224,17 @@ func (s *Store) wentBack(key tenure.Key, before, is *state) {
 	s.era, s.endEra = context.WithCancel(context.Background())
 }
 
-// mostKnown limits what a store remembers of Leases.
+// mostKnown is how many Leases a store remembers.
 const mostKnown = 4096
 
-// recall returns what is known of a Lease, nil if nothing is.
+// recall returns what is known of a Lease, or nil.
 func (s *Store) recall(key tenure.Key) *known {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.known[key]
 }
 
-// saw remembers a state, unless a newer one has been seen since the given one was known.
+// saw remembers a state, unless a newer one was seen after the caller had recalled before.
 func (s *Store) saw(key tenure.Key, before *known, is *state) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -258,9 +260,9 @@ func (s *Store) doubt(key tenure.Key) {
 	}
 }
 
-// List returns at most limit objects of a type, those whose IDs come after the given one, in
-// the order of the IDs' bytes. It reads all of the type. A Lease that names a key is listed even if
-// the name of the Lease is in another process's [Config] only.
+// List returns at most limit objects of a type whose IDs come after the given one, in the order of
+// the IDs' bytes. It reads all Leases of the type. It finds a Lease by the key that is stored in it,
+// even if only another process's [Config.Leases] has its name.
 func (s *Store) List(ctx context.Context, objectType, after string, limit int) (found []tenure.Object, err error) {
 	defer storekit.OpError(ctx, &err, "kubetenure: list", objectType)
 	if err := storekit.CheckList(objectType, after, limit); err != nil {
@@ -283,8 +285,8 @@ func (s *Store) List(ctx context.Context, objectType, after string, limit int) (
 	return found[:min(limit, len(found))], err
 }
 
-// Types returns the first types, at most limit, of the objects in the store, in the order of their
-// bytes. It reads all Leases of the store.
+// Types returns at most limit types of the objects in the store, in the order of their bytes. It reads
+// all Leases of the store.
 func (s *Store) Types(ctx context.Context, limit int) (types []string, err error) {
 	defer storekit.OpError(ctx, &err, "kubetenure: list", "types")
 	err = s.each(ctx, ofType, func(key tenure.Key, l lease) {
@@ -297,7 +299,7 @@ func (s *Store) Types(ctx context.Context, limit int) (types []string, err error
 	return types[:min(limit, len(types))], err
 }
 
-// each calls do for each Lease of the store that a selector finds.
+// each calls do for each Lease of the store that matches a selector.
 func (s *Store) each(ctx context.Context, selector string, do func(tenure.Key, lease)) error {
 	ctx, cancel, err := s.begin(ctx)
 	defer cancel()

@@ -13,8 +13,8 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// Watch watches an object by a watch of the API, which this process shares among all
-// subscriptions to that object. It does no I/O.
+// Watch subscribes to the changes of an object. All subscriptions to one object share a watch of the
+// API. Watch itself does no I/O.
 func (s *Store) Watch(key tenure.Key) tenure.Subscription { return s.watches.Watch(key) }
 
 var (
@@ -22,7 +22,7 @@ var (
 	errLags = errors.New("the watch lags behind")
 )
 
-// follow watches an object and reports its changes until the watch breaks.
+// follow watches an object and reports its changes until the watch ends.
 func (s *Store) follow(ctx context.Context, key tenure.Key, tell func(tenure.Change)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var lags sync.WaitGroup
@@ -84,7 +84,7 @@ func (s *Store) follow(ctx context.Context, key tenure.Key, tell func(tenure.Cha
 	}
 }
 
-// ended returns why a context has ended, or an error if it has not.
+// ended returns the cause of ctx, or err if ctx is not done.
 func ended(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
@@ -92,14 +92,14 @@ func ended(ctx context.Context, err error) error {
 	return err
 }
 
-// teller tells the subscribers of a Lease.
+// teller passes the changes of a Lease on to its subscribers.
 type teller struct {
 	store *Store
 	key   tenure.Key
 	tell  func(tenure.Change)
 
 	mu sync.Mutex
-	at int64 // the newest version that the API server has told
+	at int64 // the newest version in the watch so far
 }
 
 func (t *teller) told(l lease, gone bool) error {
@@ -123,8 +123,8 @@ func (t *teller) told(l lease, gone bool) error {
 	return nil
 }
 
-// awaitLag ends a watch that has not told for a while of a version that this process knows: the
-// API server may have lost its connection to etcd.
+// awaitLag ends a watch that lags for too long behind a version that this process knows: the API
+// server may have lost its connection to etcd.
 func (t *teller) awaitLag(ctx context.Context, end context.CancelCauseFunc) {
 	const longest = 2500 * time.Millisecond
 	var missing int64

@@ -15,9 +15,9 @@ import (
 	"github.com/tenurelib/tenure/storekit"
 )
 
-// PutIf writes the object if the condition holds. The payload and what else is in annotations of the
-// Lease may have 256 KiB together; more is [tenure.ErrInvalid]. A payload that is not UTF-8 takes
-// a third more. An object with a name is [errors.ErrUnsupported].
+// PutIf writes the object if the condition holds. All annotations of a Lease, the payload among them,
+// are limited to 256 KiB together; a payload that is not UTF-8 takes a third more. A larger object is
+// [tenure.ErrInvalid], and one with a name [errors.ErrUnsupported].
 func (s *Store) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (written tenure.Object, err error) {
 	defer storekit.OpError(ctx, &err, "kubetenure: put", obj.Key)
 	if err := cmp.Or(obj.Validate(), cond.Validate()); err != nil {
@@ -37,7 +37,7 @@ func (s *Store) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteC
 	}, nil
 }
 
-// DeleteIf deletes the object if it is at that version. The Lease remains, without a holder.
+// DeleteIf deletes the object if it has the given version. The Lease itself remains, without a holder.
 func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) (err error) {
 	defer storekit.OpError(ctx, &err, "kubetenure: delete", key)
 	cond := tenure.IfVersion(version)
@@ -53,8 +53,8 @@ func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) (er
 	return err
 }
 
-// write replaces what a Lease has by an object, if check allows it. If this process happens to know
-// the Lease, no read comes first: the API server compares.
+// write replaces the object in a Lease if check allows it. If this process knows the Lease, it writes
+// without a read first: the API server compares the versions.
 func (s *Store) write(ctx context.Context, key tenure.Key, o object, payload []byte, check func(version int64) error) (*state, error) {
 	const longestPause = 8 * time.Millisecond
 	ctx, cancel, err := s.begin(ctx)
@@ -70,7 +70,7 @@ func (s *Store) write(ctx context.Context, key tenure.Key, o object, payload []b
 			if err != nil {
 				return nil, err
 			}
-			// An answer may be lost, and whatever is between may have sent the write again.
+			// The answer may have been lost, and a proxy may have sent the write again.
 			if tries > 0 && is.object.Write == o.Write {
 				return is, nil
 			}
@@ -83,7 +83,7 @@ func (s *Store) write(ctx context.Context, key tenure.Key, o object, payload []b
 		if err == nil || !errors.Is(err, errOvertaken) {
 			return is, err
 		}
-		if tries > 0 { // the first time, the state was perhaps only out of date
+		if tries > 0 { // the first time, the known state may just have been out of date
 			if ended := storekit.Pause(ctx, min(time.Millisecond<<min(tries, 4), longestPause)); ended != nil {
 				return nil, fmt.Errorf("%w: %w", ended, err)
 			}
@@ -91,13 +91,13 @@ func (s *Store) write(ctx context.Context, key tenure.Key, o object, payload []b
 	}
 }
 
-// errOvertaken says that the Lease was not in the state that a write was to replace. Nothing was
-// written.
+// errOvertaken reports that the Lease was no longer in the state that a write was to replace. Nothing
+// was written.
 var errOvertaken = errors.New("another write came first")
 
-// put sends a write that replaces a state. A PUT without a resourceVersion creates the Lease and,
-// unlike a POST, has its name in the URL, so that a Role can allow it for one Lease only. Without
-// the uid, one at the version of a Lease that was deleted would create it again.
+// put sends a write that replaces a state. A PUT without a resourceVersion creates the Lease. Unlike a
+// POST, it has the name in the URL, so a Role can allow it for one Lease only. It has the uid, because
+// otherwise a PUT for a Lease that was deleted in the meantime would create it again.
 func (s *Store) put(ctx context.Context, key tenure.Key, before *state, o object, payload []byte) (*state, error) {
 	now := time.Now()
 	o.Updated = max(now.UnixMicro(), before.Updated)
@@ -119,7 +119,7 @@ func (s *Store) put(ctx context.Context, key tenure.Key, before *state, o object
 	switch {
 	case is(err, http.StatusConflict), is404(err):
 		return nil, errOvertaken
-	case creates && is(err, http.StatusUnprocessableEntity): // "must be specified for an update", if it exists
+	case creates && is(err, http.StatusUnprocessableEntity): // the answer if the Lease exists
 		if is, failed := s.read(ctx, key); failed != nil || is.at != 0 {
 			return nil, cmp.Or(failed, errOvertaken)
 		}

@@ -47,7 +47,8 @@ Stores:
                                                         TLS: ca=FILE, cert=FILE and key=FILE, tls=required
   etcd://user:password@host,host/prefix                 etcds: with TLS: ca=FILE, cert=FILE and key=FILE
   kube://NAMESPACE                                      Lease objects, with the pod's service account or the
-                                                        kubeconfig's current context; ?server=URL of a proxy
+                                                        kubeconfig's current context; server=URL of a proxy;
+                                                        lease=TYPE/ID=NAME for a Lease of another name
 
 Environment:
 

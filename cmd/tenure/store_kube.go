@@ -23,11 +23,12 @@ import (
 	"github.com/tenurelib/tenure/storekit"
 )
 
-// openKube opens the store of a URL kube://NAMESPACE. Its parameter server is the URL of an API server
+// openKube opens the store of a URL kube://NAMESPACE. The parameter server is the URL of an API server
 // that needs no credentials, such as that of kubectl proxy. Without it, the API server is that of
-// the pod, or else of the kubeconfig's current context.
+// the pod, or else of the kubeconfig's current context. The parameter lease, as TYPE/ID=NAME, names
+// the Lease of a key, such as one that candidates of client-go use.
 func openKube(ctx context.Context, text string, _ *storeFlag, log *slog.Logger) (database, error) {
-	u, err := storekit.ParseURL(text, []string{"kube"}, []string{"server"})
+	u, err := storekit.ParseURL(text, []string{"kube"}, []string{"server", "lease"})
 	if err != nil {
 		return nil, err
 	}
@@ -35,6 +36,14 @@ func openKube(ctx context.Context, text string, _ *storeFlag, log *slog.Logger) 
 		return nil, fmt.Errorf("%w: the URL must have a namespace and nothing else after the //", tenure.ErrInvalid)
 	}
 	cfg := kubetenure.Config{Namespace: u.Hosts[0], URL: u.Parameters["server"], Logger: log}
+	if text := u.Parameters["lease"]; text != "" {
+		var key tenure.Key
+		i := strings.LastIndex(text, "=") // the name of a Lease has none
+		if i < 0 || key.UnmarshalText([]byte(text[:i])) != nil {
+			return nil, fmt.Errorf("%w: lease of the URL must be TYPE/ID=NAME, with the name of the Lease that the key uses", tenure.ErrInvalid)
+		}
+		cfg.Leases = map[tenure.Key]string{key: text[i+1:]}
+	}
 	if cfg.URL == "" && os.Getenv("KUBERNETES_SERVICE_HOST") == "" {
 		if cfg.URL, cfg.Client, err = currentContext(); err != nil {
 			return nil, err

@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http/httptest"
@@ -93,6 +94,20 @@ func TestCommandsOnKubernetes(t *testing.T) {
 		t.Errorf("after the release the status is %+v", v)
 	}
 
+	// A Lease with a name of its own, such as one that candidates of client-go use.
+	renamed := "kube://default?lease=" + defaultType + "/svc=the-old-name"
+	r := newSite(t, renamed)
+	c := r.start(t, "c", append([]string{"-ttl", ttl.String()}, r.service(t)...)...)
+	r.awaitStart(t, 0)
+	if holder := kubeHolder(t, kube, "the-old-name"); !strings.HasPrefix(holder, "c_") {
+		t.Errorf("the-old-name is held by %q", holder)
+	}
+	if v := r.view(t); v.State != stateHeld || v.Holder != "c" {
+		t.Errorf("the status of the renamed Lease is %+v", v)
+	}
+	c.signal(t, syscall.SIGTERM)
+	c.awaitExit(t)
+
 	// A proxy that adds credentials, as kubectl proxy does.
 	proxy := httptest.NewServer(&httputil.ReverseProxy{
 		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(kube.URL) },
@@ -115,6 +130,8 @@ func TestCommandsOnKubernetes(t *testing.T) {
 		{"token: " + rig.KubeAdmin, []string{"migrate"}, 1, "kube://missing", "create the namespace first"},
 		{"token: " + rig.KubeAdmin, []string{"list"}, 2, "kube://default/lease", "a namespace and nothing else"},
 		{"token: " + rig.KubeAdmin, []string{"list"}, 2, "kube://default?context=x", `a parameter "context"`},
+		{"token: " + rig.KubeAdmin, []string{"list"}, 2, "kube://default?lease=svc", "must be TYPE/ID=NAME"},
+		{"token: " + rig.KubeAdmin, []string{"list"}, 2, "kube://default?lease=a/b=C", "not a valid name of a Lease"},
 		{"token: " + rig.KubeAdmin, []string{"list"}, 2, "kube:default", "with // after it"},
 		{"token: guest-token", []string{"migrate"}, 1, s.store, "a Role with the verbs"},
 		{"token: wrong-token", []string{"migrate"}, 1, s.store, "does not know these credentials"},
@@ -135,4 +152,23 @@ func TestCommandsOnKubernetes(t *testing.T) {
 	if status, _, stderr := tenureCommand(t, "migrate", "-store", s.store); status != 0 {
 		t.Errorf("with a file: %q", stderr)
 	}
+}
+
+// kubeHolder returns the holder in a Lease's spec.
+func kubeHolder(t *testing.T, kube *rig.Kube, name string) string {
+	t.Helper()
+	resp, err := kube.Client.Get(kube.URL.JoinPath("apis/coordination.k8s.io/v1/namespaces/default/leases", name).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var lease struct {
+		Spec struct {
+			HolderIdentity string `json:"holderIdentity"`
+		} `json:"spec"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&lease); err != nil {
+		t.Fatal(err)
+	}
+	return lease.Spec.HolderIdentity
 }
