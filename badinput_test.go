@@ -36,7 +36,7 @@ func panicOf(fn func()) (err error) {
 type untouched struct{ t *testing.T }
 
 func (s untouched) Get(context.Context, tenure.Key) (tenure.Object, error) {
-	s.t.Error("the store was asked")
+	s.t.Error("the store was read")
 	return tenure.Object{}, tenure.ErrNotFound
 }
 
@@ -50,7 +50,7 @@ func (s untouched) DeleteIf(context.Context, tenure.Key, int64) error {
 	return tenure.ErrNotFound
 }
 
-// Connect makes of it a SQLite that must not be connected to.
+// Connect makes it a SQLite driver that must not be connected to.
 func (s untouched) Connect(context.Context) (driver.Conn, error) {
 	s.t.Error("the database was connected to")
 	return nil, driver.ErrBadConn
@@ -503,7 +503,7 @@ func TestACoordinatorWhoseContextHasEndedAsksNothing(t *testing.T) {
 			return nil
 		},
 		Check: func(context.Context, tenure.Role) error {
-			t.Error("the check was asked")
+			t.Error("the check was called")
 			return nil
 		},
 		Logger: kit.Quiet,
@@ -513,8 +513,8 @@ func TestACoordinatorWhoseContextHasEndedAsksNothing(t *testing.T) {
 	kit.WantErr(t, coordinator.Resign(ctx), nil) // there is nothing to resign from
 }
 
-// Where nothing keeps a key from being there twice, two replicas would both create
-// the lease's object, and both hold it.
+// If nothing keeps a key unique, two replicas would both create the lease's object, and both
+// hold it.
 func TestATableWhoseKeyMayBeThereTwiceIsRefused(t *testing.T) {
 	const columns = `object_type %[1]s, id %[1]s, name %[1]s, labels %[2]s, payload %[3]s NOT NULL,
 		resource_version bigint, created_at_ms bigint, updated_at_ms bigint`
@@ -564,7 +564,7 @@ func TestATableWhoseKeyMayBeThereTwiceIsRefused(t *testing.T) {
 	})
 }
 
-// A variable of a concrete type that was never set is no nil interface.
+// An unset variable of a concrete type is not a nil interface.
 func TestAStoreThatWasNeverSetIsInvalidEverywhere(t *testing.T) {
 	ctx, term := t.Context(), kit.MustAcquire(t, kit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{}))
 	db := sql.OpenDB(untouched{t})

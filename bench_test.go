@@ -85,14 +85,14 @@ func BenchmarkAcquireAndRelease(b *testing.B) {
 	})
 }
 
-// durable is a Postgres that writes to disk, as a service's does: figures of one
-// that does not would make everything else look dear.
+// durable returns a Postgres that writes to disk, as a service's does. Next to one that does
+// not, everything else would look expensive.
 func durable(b *testing.B) string {
 	return kit.StartPostgres(b, kit.OnDisk).URL()
 }
 
-// BenchmarkTransaction compares a transaction of one row with the same one
-// fenced, in turn, so that the machine's moods meet both.
+// BenchmarkTransaction alternates a transaction of one row with the same one fenced, so that
+// the machine's moods affect both alike.
 func BenchmarkTransaction(b *testing.B) {
 	const write = `UPDATE ledger SET n = n + 1`
 	ctx := context.Background()
@@ -154,9 +154,8 @@ func benchFenced(b *testing.B, unfenced, fenced func() error) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkHeldCoordinator tells what a coordinator costs its process while it
-// holds a lease: its memory, its goroutines beside the job's one, and their
-// stacks.
+// BenchmarkHeldCoordinator measures what a coordinator costs its process while it holds a
+// lease: its memory, its goroutines beside the job's, and their stacks.
 func BenchmarkHeldCoordinator(b *testing.B) {
 	const n = 1000
 	for b.Loop() {

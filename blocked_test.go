@@ -19,7 +19,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// traceOf returns a trace all of whose funcs do the same.
+// traceOf returns a trace whose funcs all call do.
 func traceOf(do func(what string)) *tenure.Trace {
 	return &tenure.Trace{
 		Attempt:       func(time.Duration, error) { do("attempt") },
@@ -66,7 +66,7 @@ func TestALogAndATraceThatBlockDelayNeitherTheEndOfAJobNorTheNextTerm(t *testing
 		require.Equal(t, tenure.RoleStopping, a.Status().Role)
 		time.Sleep(16 * time.Second) // the rest of the TTL, and one AcquireInterval
 		synctest.Wait()
-		t.wantHolder(b) // and the ledger would fail if jobs overlapped
+		t.wantHolder(b) // the ledger would fail the test if jobs overlapped
 		a.store.SetHook(nil)
 		b.stop()
 		time.Sleep(20 * time.Second)
@@ -115,7 +115,8 @@ func TestACheckWhoseErrorBlocksDelaysNoEndOfAJob(t *testing.T) {
 	}
 }
 
-// blockingError is an error whose text can be had so many times, and then blocks.
+// blockingError is an error whose text can be read a number of times; after that, reading it
+// blocks.
 type blockingError struct {
 	texts   atomic.Int64
 	release chan struct{}

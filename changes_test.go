@@ -35,7 +35,7 @@ func TestWhereRenewalsAreEventsAStandbyReadsNothingAndAHolderOnlyRenews(t *testi
 		b.store.SetHook(traffic.Count("standby ", latency))
 		time.Sleep(100 * 30 * time.Second)
 		require.Equal(t, map[string]int{"holder put": 300}, traffic.Take(), "in 100 TTLs")
-		require.Less(t, time.Since(b.Status().RenewedAt), 11*time.Second, "what the standby knows of the holder")
+		require.Less(t, time.Since(b.Status().RenewedAt), 11*time.Second, "what the standby knows about the holder")
 	})
 }
 
@@ -54,7 +54,7 @@ func TestWhereRenewalsAreEventsAStandbyCountsTheSilenceAndReadsOnce(t *testing.T
 	})
 }
 
-// frozen is a store whose watches tell of no change after the first.
+// frozen is a store whose watches deliver no change after the first.
 type frozen struct {
 	*storetest.EventMem
 	hints chan struct{}

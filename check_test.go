@@ -21,7 +21,7 @@ import (
 
 // fitness is a Check that the test decides.
 type fitness struct {
-	standby, holder atomic.Bool // not fit for it
+	standby, holder atomic.Bool // true: unfit for the role
 	asked           atomic.Int32
 }
 
@@ -161,7 +161,7 @@ func TestACheckThatMayLastForLongBeginsEarlyAndDelaysNoRenewal(t *testing.T) {
 	}
 }
 
-// A long check is not repeated before a renewal that is.
+// A long check is not repeated before a renewal that is repeated.
 func TestARenewalThatFailsOnceEndsNoTermThoughTheCheckTakesLong(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		a := t.start("a", tenure.CoordinatorConfig{CheckTimeout: 12 * time.Second, Check: func(_ context.Context, role tenure.Role) error {
@@ -286,7 +286,7 @@ func TestAReplicaWhoseCheckFlapsStaysAwayForLongerEachTime(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		a.stop()
 		const term = 10 * time.Second // each, until its first renewal
-		// The first is longer than a replica stays away that has resigned, 10 s.
+		// The first is longer than the 10 s for which a replica that has resigned stays away.
 		for i, least := range []time.Duration{11 * time.Second, 22 * time.Second, 45 * time.Second, 90 * time.Second, 90 * time.Second} {
 			away := began[i+1].Sub(began[i]) - term
 			require.GreaterOrEqual(t, away, least, "after term %d", i+1)
@@ -317,7 +317,7 @@ func TestTheLeaseIsReleasedEvenIfTheChecksErrorSaysThatItIsLost(t *testing.T) {
 		var unfit atomic.Bool
 		t.start("a", tenure.CoordinatorConfig{Check: func(context.Context, tenure.Role) error {
 			if unfit.Load() {
-				return &tenure.LostError{Key: kit.LeaseKey} // of another lease, or of a fenced write that was mistaken
+				return &tenure.LostError{Key: kit.LeaseKey} // as from another lease, or from a mistaken fenced write
 			}
 			return nil
 		}})
@@ -329,7 +329,7 @@ func TestTheLeaseIsReleasedEvenIfTheChecksErrorSaysThatItIsLost(t *testing.T) {
 	})
 }
 
-// Otherwise its status would show for hours a holder that is long gone.
+// Otherwise its status would show a holder that is long gone for hours.
 func TestAReplicaThatDoesNotCompeteSeesWhoHolds(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		a := t.start("a")

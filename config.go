@@ -23,7 +23,7 @@ const (
 
 // LeaseConfig configures a [Lease]. Only Key must be set.
 type LeaseConfig struct {
-	Key    Key               // of the object: all replicas of a service have the same, and no other service has
+	Key    Key               // of the object; the same in all replicas of a service, and in no other service
 	Name   string            // of the object; default: the key's ID, or none in a [Nameless] store
 	Holder string            // the replica's name, default ReplicaID(); for people to read: safety never depends on it
 	TTL    time.Duration     // how long the lease counts as held after its last renewal; default 30s; from 10ms to a year
@@ -40,13 +40,13 @@ type LeaseConfig struct {
 	// example by an orchestrator that replaces what it cannot reach. Holder must be set.
 	// The page docs/restarts.md says where it is safe.
 	//
-	// If Labels has [UniqueWithin], there need only be one such process in what the label names,
+	// If Labels has [UniqueWithin], the Holder need be unique only within what that label names,
 	// and only a record with the same label is taken over.
 	AssumeUniqueHolder bool
 }
 
-// UniqueWithin is the label that limits [LeaseConfig].AssumeUniqueHolder to a machine, or whatever
-// else a caller knows to have one process with this Holder, and names it.
+// UniqueWithin is the label that limits [LeaseConfig].AssumeUniqueHolder to what its value names:
+// a machine, or anything else in which, as the caller knows, only one process has this Holder.
 const UniqueWithin = "unique-within"
 
 // withDefaults returns the config with its zero fields filled in, and an error that names
@@ -93,8 +93,7 @@ type ExpiryPolicy uint8
 const (
 	// StoreClock lets a standby steal when the record's age, by the store's clock, has
 	// reached its TTL, or when [Observed] would. On a [Clockless] store only the latter is
-	// left, so StoreClock means Observed there. That is no error, because StoreClock is the
-	// default and such a store leaves no choice. It is no less safe, because Observed is the
+	// left, so StoreClock means Observed there. That is no less safe, because Observed is the
 	// stricter of the two.
 	StoreClock ExpiryPolicy = iota
 
@@ -146,8 +145,8 @@ type CoordinatorConfig struct {
 	// counts as failed. It should be quick, because a standby calls it between a release that
 	// wakes it and its attempt. It must not panic.
 	//
-	// With a CheckTimeout above the default, Check is called earlier than a renewal is due, by as
-	// much as the CheckTimeout is longer, but not before the last renewal.
+	// If CheckTimeout exceeds its default, Check is called that much before the renewal is due,
+	// but not before the last renewal.
 	Check         func(ctx context.Context, role Role) error
 	CheckTimeout  time.Duration // default (RenewDeadline − RenewInterval)/2; below the RenewDeadline
 	CheckFailures int           // default 1
@@ -178,15 +177,15 @@ type CoordinatorConfig struct {
 	Outranks func(holder Holding) bool
 	Settle   time.Duration // default 4 TTLs
 
-	// Drain, if set, has this replica resign while it is drained, and not compete. Run competes once the Drain
-	// has read its mark.
+	// Drain, if set, makes this replica resign, and not compete, while it is drained. Run competes once the
+	// Drain has read its mark.
 	Drain *Drain
 
 	// Logger gets one line for each acquire, loss and release, and for each problem.
 	// Nothing waits for it: see [Trace]. Default: the lease's.
 	Logger *slog.Logger
 
-	// LogRenewals logs renewals at info, at most one in a minute, with the replica also as
+	// LogRenewals logs renewals at info, at most one a minute, with the replica also as
 	// replica_id. The others, and all of them by default, are logged at debug.
 	LogRenewals bool
 

@@ -129,14 +129,14 @@ func TestAPanicWhileFencingGivesTheLeaseBackAndPanicsOutOfRun(t *testing.T) {
 			require.Equal(t, "boom", p.Value)
 			holding, err := lease.Read(context.Background())
 			require.NoError(t, err)
-			require.Equal(t, "", holding.Holder+holding.OfferedTo, "it is left to anybody")
+			require.Equal(t, "", holding.Holder+holding.OfferedTo, "any replica may take it")
 			require.Equal(t, []string{"b fences a at "}, t.said())
 		}()
 		c.Run(t.Context())
 	})
 }
 
-// However the term ends in which a predecessor was to be fenced, the next one fences it.
+// A predecessor that a term did not fence is fenced in the next one, however the term ends.
 func TestAPredecessorThatWasNotFencedIsFencedInTheNextTerm(t *testing.T) {
 	type act = func(t *scene, b *replica)
 	crash := func(_ *scene, b *replica) { b.store.SetHook(kit.Hang) }

@@ -26,7 +26,7 @@ type Coordinator struct {
 	down   bool               // the replica stands down
 	out    bool               // the replica is drained
 	rested func()             // is called when it is drained and has nothing left; may be called again
-	turn   context.CancelFunc // ends what it does as a standby, because down or out has changed; nil: it is none
+	turn   context.CancelFunc // ends what it does as a standby, because down or out has changed; nil: it is not a standby
 }
 
 // NewCoordinator returns a coordinator for a lease. It does no I/O and starts nothing. An
@@ -207,7 +207,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) 
 	keeper, job := newKeeper(&c.base, term, hints), newJob(ctx, term, &c.base)
 	c.enterTerm(keeper)
 	keeper.start(ctx)
-	cause = ErrJobEnded // if anything below panics, the term ends in order all the same
+	cause = ErrJobEnded // if anything below panics, the term still ends in order
 	defer func() { resign = c.endTerm(term, keeper, job, cause) }()
 	switch {
 	case keeper.over.Err() != nil: // it stands down: the job doesn't begin
@@ -228,7 +228,7 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) 
 func (c *Coordinator) endTerm(term *Term, keeper *keeper, job *runningJob, cause error) *resignation {
 	keeper.stopping.Store(true)
 	c.working.Store(nil)
-	job.cancel(cause) // before anything is said about it
+	job.cancel(cause) // before anything is recorded or logged
 	c.monitor.termEnding(term, cause)
 	c.awaitJob(term, keeper, job)
 	c.monitor.jobReturned(term, cause)
@@ -265,7 +265,7 @@ func (c *Coordinator) leaveTerm(err error) *resignation {
 	return resign
 }
 
-// startJob starts the job, or returns why the term is over by now.
+// startJob starts the job, or returns why the term is already over.
 func (c *Coordinator) startJob(term *Term, keeper *keeper, job *runningJob) error {
 	c.mu.Lock() // so that no job begins after a resignation
 	defer c.mu.Unlock()
@@ -354,9 +354,9 @@ func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *runningJob) {
 // A job that resigns must pass its own context; otherwise it would wait for itself to return.
 func (c *Coordinator) Resign(ctx context.Context) error { return c.ResignFor(ctx, 0) }
 
-// ResignFor is [Coordinator.Resign] with the shortest time for which this replica stays away
+// ResignFor is [Coordinator.Resign], but this replica stays away for at least the given time
 // after the release. A handover to it by name brings it back earlier: see
-// [Lease.RequestHandover]. Of several calls in one term, the time of the first counts.
+// [Lease.RequestHandover]. Of several calls in one term, only the first sets the time.
 func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
 	if away < 0 {
 		return fmt.Errorf("tenure: resign %s: %w: away %v is negative", c.lease.cfg.Key, ErrInvalid, away)

@@ -266,7 +266,7 @@ func TestAJobThatIgnoresItsContextIsReportedAndKeepsItsReplicaFromCompeting(t *t
 		require.Equal(t, tenure.RoleStopping, a.Status().Role)
 		kit.Get(t, t.store, kit.LeaseKey) // the job runs, so its lease stands
 
-		time.Sleep(40 * time.Second) // and expires, for it is not renewed
+		time.Sleep(40 * time.Second) // and expires, because it is not renewed
 		t.wantHolder(b)
 		require.Equal(t, 1, a.Status().Terms)
 		close(returnNow)
@@ -329,7 +329,7 @@ func TestAShutdownDuringAnAcquireLeavesNoRecord(t *testing.T) {
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
-			case <-time.After(time.Second): // the answer's way
+			case <-time.After(time.Second): // the time that the answer takes
 				return err
 			}
 		})

@@ -17,7 +17,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// hinted is a store whose hints the test gives.
+// hinted is a store whose hints come from the test.
 type hinted struct {
 	*storetest.Mem
 	live  atomic.Bool
@@ -134,12 +134,12 @@ func TestSpuriousHintsCostAStandbyNoMoreThanPolling(t *testing.T) {
 		}
 		hint()
 		synctest.Wait()
-		require.Equal(t, 1, traffic.Take()["put"], "tries for the first hint")
+		require.Equal(t, 1, traffic.Take()["put"], "attempts after the first hint")
 		for range 60_000 {
 			hint()
 			time.Sleep(time.Millisecond)
 		}
-		require.InDelta(t, 18, traffic.Take()["put"], 7, "tries in a minute of hints")
+		require.InDelta(t, 18, traffic.Take()["put"], 7, "attempts in a minute of hints")
 		t.wantHolder(a)
 		time.Sleep(time.Minute)
 		traffic.Take()
@@ -166,7 +166,8 @@ func (s *aheadStore) Get(ctx context.Context, key tenure.Key) (tenure.Object, er
 	return obj, err
 }
 
-// It gives the lease up for others, and that must not be a reason to try again at once.
+// The replica gives the lease up for others, and must not take that as a reason to try again at
+// once.
 func TestAReplicaThatRefusesATokenIsNotWokenByItself(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		store := &aheadStore{Mem: storetest.NewMem()}
@@ -199,8 +200,8 @@ func TestARecordDeletedWithoutAHintIsMissedWithinTheStandbysOwnTTL(t *testing.T)
 	})
 }
 
-// A host was restarted with another config, and fails for good. The standby knew of the record
-// from before the restart, which would have stood for longer.
+// A host is restarted with another config, and then fails for good. The standby knows the
+// record from before the restart, which would have stood for longer.
 func TestALeaseThatIsTakenBackWithAShorterTTLIsMissedWhenThatHasPassed(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a", TTL: time.Hour}))
@@ -265,7 +266,7 @@ func (r *race) beat() (winner, loser *replica, losers string) {
 	return c, b, "b"
 }
 
-// Otherwise all standbys but one write for nothing at each release, while the one that wins
+// Otherwise, at each release all standbys but one would write for nothing, while the winner
 // waits for the same server.
 func TestAStandbyThatWasBeatenGivesTheOthersAHeadStartUntilItHasWon(t *testing.T) {
 	inBubble(t, func(t *scene) {
@@ -293,7 +294,7 @@ func TestAStandbyWithASlowStoreDoesNotYield(t *testing.T) {
 	})
 }
 
-// They would, if the one that held last went first each time.
+// They would keep it if the last holder always went first.
 func TestTwoReplicasWhoseJobsFailDoNotKeepTheLeaseFromAThird(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		fails := tenure.CoordinatorConfig{Logger: kit.Quiet, Reconcile: func(ctx context.Context) error {

@@ -58,7 +58,7 @@ func asDatabase[S Database](store S, err error) (Database, error) {
 
 // Static returns a store that keeps nothing, for a deployment of one replica without a
 // database: a [Coordinator] over it always holds, and runs its job as over any other store.
-// Its reads find nothing, its writes are [errors.ErrUnsupported].
+// Reads find nothing, and writes return [errors.ErrUnsupported].
 func Static() Store { return static{} }
 
 type static struct{}

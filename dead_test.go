@@ -108,7 +108,7 @@ func TestASealedTermOfADeadProcessIsReleased(t *testing.T) {
 	})
 }
 
-// What a dead holder had not obeyed is dropped, as by a release.
+// A request that a dead holder had not obeyed is dropped, as by a release.
 func TestARequestToADeadHolderEndsWithItsTerm(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		t.under("w", tenure.LeaseConfig{Holder: "dead"})
@@ -140,7 +140,7 @@ func TestPredecessorsThatWereNotConfirmedArePassedOnByTheWitness(t *testing.T) {
 	})
 }
 
-// Of a term that followed the one in the record, and was lost, only its holder knows.
+// Only its holder knows of a term that followed the one in the record and was lost.
 func TestAfterAFailoverAWitnessWaitsAsEverybodyDoes(t *testing.T) {
 	for _, key := range []tenure.Key{kit.LeaseKey, claims.SessionKey("s")} {
 		synctest.Test(t, func(t *testing.T) {
@@ -180,7 +180,8 @@ func TestATermThatWasRenewedSinceTheFailoverIsReleasedAtOnce(t *testing.T) {
 	})
 }
 
-// A server that acquires for a worker behind it may be killed before anybody has resumed the term, and the worker works on.
+// A server that acquires for a worker behind it may be killed before another server has resumed the term, while the worker
+// keeps working.
 func TestATermThatAProgramAcquiresItselfIsNotReleasedAtItsDeath(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		lease := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "worker"})
@@ -195,7 +196,7 @@ func TestATermThatAProgramAcquiresItselfIsNotReleasedAtItsDeath(t *testing.T) {
 	})
 }
 
-// Nothing that a process without a witness does costs more, and what it stores is what it always was.
+// A process without a witness pays nothing more for an acquire, and stores what it always stored.
 func TestWithoutAWitnessAnAcquireAllocatesNoMoreAndStoresTheSame(t *testing.T) {
 	store := storetest.NewMem()
 	lease := kit.NewLease(t, store, tenure.LeaseConfig{})

@@ -21,7 +21,7 @@
 //
 // Of all the names below, a program needs ten. [OpenPostgres] or [OpenSQLite] opens a store, and
 // the store's Migrate creates its tables. [NewLease] takes a [LeaseConfig] with a Key;
-// [NewCoordinator] takes a [CoordinatorConfig], with a job that [Every] makes of a func; and
+// [NewCoordinator] takes a [CoordinatorConfig], with a job that [Every] makes from a func; and
 // [Coordinator.Run] does the rest. In the job, [TermFromContext] returns the term that the store's
 // Fenced checks with each transaction. The first example of the package is such a program.
 //
@@ -30,23 +30,22 @@
 // No replica's clock is ever compared with another replica's.
 //
 //   - Trust: until when may the holder rely on its term? Until attempt + TTL − Margin, where
-//     attempt is the instant before it sent the acquire or renewal that last succeeded. It
-//     goes by its own clocks: of the monotonic and the wall clock, the one that says less
-//     time remains. It never counts from the answer, which may be late, because the store
-//     counts from the write. For the same reason, an answer that comes after the trust has
-//     ended counts as a refusal.
+//     attempt is the instant before it sent the acquire or renewal that last succeeded. It goes by
+//     its own monotonic and wall clocks, whichever says that less time remains. It never counts
+//     from the answer, which may be late, because the store counts from the write. For the same
+//     reason, an answer that comes after the trust has ended counts as a refusal.
 //   - RenewDeadline: when is the job told to return? RenewDeadline after attempt, by the same
 //     clocks, and by a timer that waits for no I/O. [Term.Deadline] is later: it is the end of
 //     the trust.
 //   - Expiry: when may a standby steal the lease? When the record's age, by the store's clock,
 //     has reached the TTL in the record, which is the holder's; or when the standby itself has
-//     seen the record unchanged for that long, by its own monotonic clock, counted from the
-//     answer that first showed it. The second rule heals a record with the stamp of a wrong
-//     clock. [Observed] allows only the second.
+//     seen the record unchanged for that long, by its own monotonic clock, counted from the answer
+//     that first showed it. The second rule covers a record that was stamped by a wrong clock.
+//     [Observed] allows only the second.
 //   - Fencing: what refuses a write of a former term? The record's content and the database's
 //     locks, so no clock matters.
-//   - Tokens: the database makes them. Each is above all earlier ones, and none is below the
-//     database's time in microseconds.
+//   - Tokens: the database generates them. Each is greater than all earlier ones, and none is
+//     below the database's time in microseconds.
 //
 // # What is guaranteed
 //
@@ -58,12 +57,12 @@
 //   - A fenced write of a term never commits after the next term has begun, whatever pauses,
 //     clocks and partitions do.
 //   - While the store answers some replica, some replica holds the lease within TTL +
-//     AcquireInterval of the last renewal, and after a release as soon as a standby is
-//     woken. If the store's clock is set back, that may take two TTLs, because then only what
-//     a standby has seen itself counts. If a standby was not told that another term began,
-//     because the record was changed by hand or a hint was lost, it may take the standby's
-//     own TTL where that is longer.
-//   - A write that landed although its answer was lost does not cost the term.
+//     AcquireInterval of the last renewal, and after a release as soon as a standby is woken. If
+//     the store's clock is set back, that may take two TTLs, because a standby can then go only by
+//     what it has seen itself. If a standby was not told that another term began, because the
+//     record was changed by hand or a hint was lost, it may take the standby's own TTL where that
+//     is longer.
+//   - A write that landed, although its answer was lost, does not cost the holder its term.
 //
 // # What can make two jobs overlap
 //
@@ -92,20 +91,19 @@
 //
 // # When the database is down
 //
-// The holder works on and keeps trying to renew. If the store answers before the deadline,
-// the outage costs nothing. Otherwise the job's context ends with [ErrDeadline]. Once the
-// job has returned, the lease is released, if the store answers by then, or left to expire.
-// Each standby tries once per AcquireInterval, and when the store answers again, one of them
-// gets the lease. No error of the store ends [Coordinator.Run] or makes
-// [Coordinator.Healthy] return an error.
+// The holder keeps working and keeps trying to renew. If the store answers before the deadline,
+// the outage costs nothing. Otherwise the job's context ends with [ErrDeadline]. Once the job has
+// returned, the lease is released, if the store answers by then, or left to expire. Each standby
+// tries once per AcquireInterval, and when the store answers again, one of them gets the lease. No
+// store error ends [Coordinator.Run] or makes [Coordinator.Healthy] return an error.
 //
 // # Fencing
 //
 // [PostgresStore.Fenced] and [SQLiteStore.Fenced] run a func in a transaction that commits
-// only if the term is still the lease's; [Fence] makes a [Store] whose writes are fenced in
-// the same way. Both are for the database that has the lease. Any other resource takes
-// [Term.Token] with each request and refuses a token below the greatest that it has seen, as
-// a [Gate] does.
+// only if the term is still the lease's; [Fence] makes a [Store] whose writes are fenced in the
+// same way. Both work only in the database that stores the lease. Any other resource takes
+// [Term.Token] with each request and refuses a token below the greatest it has seen, as a [Gate]
+// does.
 //
 // Stop all replicas before you restore the table from an older state, because that brings
 // back the record of an earlier term. If the database's clock is right, the tokens continue
@@ -117,8 +115,8 @@
 //
 // A standby looks at the record when it is woken, when the record that it saw can expire, and
 // at least once per TTL of its own. A release wakes all standbys, and a request wakes the
-// holder: on Postgres by a notification, for which each store listens on one connection; on
-// SQLite through the store, or in other processes by polling the file. If no hint can be
+// holder: on Postgres by a notification, for which each store listens on one connection; on SQLite
+// through the store, and in other processes because they watch the file. If no hint can be
 // expected, and with [Observed], a standby also looks once per AcquireInterval, unless the store
 // delivers every change: see [ChangeSubscription]. Hints may be lost: none decides anything by
 // itself, and a flood of spurious hints costs no more than polling. To spare the database a

@@ -29,13 +29,13 @@ const (
 	defaultDrain = 24 * time.Hour
 )
 
-// Drain takes a replica out without stopping its process. While the replica is drained, the coordinators and
-// sessions whose configs name this Drain give back what they hold, each lease and key as soon as its job or
-// func has returned, and take nothing. A replica is drained while it is marked, see [SetDrain], also after a
-// restart, and from [Drain.Start] to [Drain.Stop].
+// Drain takes a replica out of service without stopping its process. While the replica is drained, the
+// coordinators and sessions whose configs name this Drain give back what they hold, each lease and key as
+// soon as its job or func has returned, and take nothing. A replica is drained while it is marked (see
+// [SetDrain]), even across restarts, and from [Drain.Start] to [Drain.Stop].
 //
-// [Drain.Run] must run: coordinators and sessions begin when it has read the mark for the first time.
-// All methods are safe for concurrent use.
+// [Drain.Run] must run: coordinators and sessions don't begin before it has read the mark for the first
+// time. All methods are safe for concurrent use.
 type Drain struct {
 	store   Store
 	key     Key
@@ -55,8 +55,8 @@ type Drain struct {
 	followers map[*follower]bool
 }
 
-// follower is told when the replica is drained and when it takes part again. What set returns waits until
-// all is given back.
+// follower is told when the replica is drained and when it takes part again. The func that set returns
+// waits until everything is given back.
 type follower struct {
 	set       func(drained bool) (givenBack func(context.Context) error)
 	givenBack func(context.Context) error
@@ -160,7 +160,7 @@ func (d *Drain) AwaitMark(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(lookAtDrain):
-			d.logger.Warn("nothing is taken until it was read whether the replica is drained; is Drain.Run running?", "replica", d.key.ID)
+			d.logger.Warn("nothing is taken before the replica's mark is read; is Drain.Run running?", "replica", d.key.ID)
 		}
 	}
 }
@@ -182,10 +182,10 @@ func (d *Drain) tell() {
 	}
 }
 
-// Follow calls set at once, with whether the replica is drained, and each time when that changes, until leave is
-// called. It is for programs that hold something by other means than a [Coordinator]. set must not block, and
-// must not call methods of the Drain. When it is called with true, it returns a func that waits until all
-// is given back, or the replica takes part again.
+// Follow calls set at once, with whether the replica is drained, and again whenever that changes, until leave is
+// called. It is for programs that hold something without a [Coordinator]. set must not block, and must not call
+// methods of the Drain. When it is called with true, it returns a func that waits until everything is given
+// back, or the replica takes part again.
 func (d *Drain) Follow(set func(drained bool) (givenBack func(context.Context) error)) (leave func()) {
 	if d == nil {
 		return func() {}
@@ -202,10 +202,10 @@ func (d *Drain) Follow(set func(drained bool) (givenBack func(context.Context) e
 	}
 }
 
-// Start drains the replica now, without a mark, and returns when its coordinators and sessions have given all
-// back, for example in a preStop hook. If ctx is done first, Start returns its cause. The replica stays drained
-// until [Drain.Stop] in any case. Start must not be called by a job or func of this replica: it would wait for
-// its own return.
+// Start drains the replica now, without a mark, for example in a preStop hook, and returns when its
+// coordinators and sessions have given everything back. If ctx is done first, Start returns its cause. The
+// replica stays drained until [Drain.Stop] in any case. Start must not be called by a job or func of this
+// replica: it would wait for its own return.
 func (d *Drain) Start(ctx context.Context) error {
 	d.mu.Lock()
 	d.started = true
@@ -222,7 +222,7 @@ func (d *Drain) Start(ctx context.Context) error {
 		}
 	}
 	d.mu.Lock()
-	if !d.drained { // then the waits have ended for that
+	if !d.drained { // which has ended the waits
 		errs = append(errs, errors.New("the replica takes part again"))
 	}
 	d.mu.Unlock()

@@ -90,7 +90,7 @@ func TestAReplicaThatIsDrainedStaysSoWhenItStarts(t *testing.T) {
 			return do(ctx)
 		})
 		a := newDrainable(t, faulty, "a")
-		require.True(t, a.drain.Active(), "nobody knows")
+		require.True(t, a.drain.Active(), "it is not known yet")
 		a.run(t)
 		time.Sleep(time.Hour)
 		require.False(t, a.coordinator.IsHolder(), "the mark cannot be read")
@@ -229,7 +229,7 @@ func TestAnErrorOfTheStoreChangesNothing(t *testing.T) {
 	})
 }
 
-// misdated is a store whose objects are said to be of some age.
+// misdated is a store that reports the same age for all objects.
 type misdated struct {
 	tenure.Store
 	age time.Duration
@@ -278,7 +278,7 @@ func TestADrainedReplicaRetriesARelease(t *testing.T) {
 		b := newDrainable(t, faulty, "b")
 		b.run(t)
 		synctest.Wait()
-		require.True(t, b.coordinator.IsHolder(), "long before the TTL is over")
+		require.True(t, b.coordinator.IsHolder(), "long before the TTL has passed")
 		require.NoError(t, a.drain.Start(t.Context()), "it has nothing")
 		time.Sleep(time.Minute)
 		require.Equal(t, "b", a.coordinator.Status().Holder, "what it shows is not what it saw when it was drained")

@@ -25,7 +25,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// errorPage is a section of docs/errors.md whose errors a test produces.
+// errorPage is a section of docs/errors.md; a test produces its errors.
 type errorPage struct {
 	*testing.T
 	names map[string]string // the sentinels that the errors of the rows match, by their texts; empty: any
@@ -40,7 +40,7 @@ var sentinels = map[string]error{
 	"`claims.ErrClosed`": claims.ErrClosed, "`claims.ErrOverdue`": claims.ErrOverdue,
 }
 
-// row says that an error is one of the row that begins with the text.
+// row checks an error against the row that begins with the text.
 func (p *errorPage) row(text string, err error) {
 	p.Helper()
 	name, ok := p.names[text]

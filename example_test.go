@@ -133,8 +133,8 @@ func ExampleLease() {
 	// a's renewal is lost: true
 }
 
-// A job whose writes must not come from a holder of the past makes them through
-// a fence, by its term.
+// A job whose writes must not come from a former holder makes them through a fence for its
+// term.
 func ExampleFence() {
 	ctx := context.Background()
 	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{Shared: true})
@@ -172,9 +172,9 @@ func ExampleFence() {
 	// afterwards: true
 }
 
-// A resource in a table of another database, which cannot see the lease, keeps the
-// greatest fencing token beside its data and admits no smaller one: a
-// [tenure.Gate] in SQL, which outlives the process.
+// A resource in another database, which cannot see the lease, keeps the greatest fencing token
+// beside its data and admits no smaller one. This is a [tenure.Gate] in SQL that outlives the
+// process.
 func ExampleGate_sql() {
 	resource, err := sql.Open("sqlite", ":memory:")
 	if err != nil {
@@ -259,10 +259,10 @@ func ExampleStore() {
 	// sandbox/one ready <nil>
 }
 
-// A job that is safe even while two replicas overlap, and also where the database
-// could be restored: each step is a conditional update, which the second to come
-// finds done. The watch func does it per event; the sweep catches up what the
-// watch has missed, also while nobody held the lease.
+// A job that is safe even while two replicas overlap, or after the database is restored: each
+// step is a conditional update, which the second replica finds done. The watch func takes one
+// step per event; the sweep catches up on what the watch has missed, even while no replica held
+// the lease.
 func ExampleCoordinator_monotonicWork() {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -359,8 +359,8 @@ func ExampleOpen() {
 	// Output: migrated: <nil>
 }
 
-// A pool that the program has anyway. Leases open a few connections of their own, with its
-// settings.
+// A store on the program's own pool. Leases open a few connections of their own, with the
+// pool's settings.
 func ExampleNewPostgresStore() {
 	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
@@ -406,7 +406,7 @@ func ExampleDo() {
 	// done: <nil>
 }
 
-// An object is changed, however many others change it at the same time.
+// An object is changed, however many other callers change it at the same time.
 func ExampleUpdate() {
 	ctx := context.Background()
 	store := storetest.NewMem() // or any other store
@@ -440,7 +440,8 @@ func ExampleStatic() {
 	// done: <nil>
 }
 
-// A write of a former holder is refused, although it does not know yet that it is one.
+// A write of a former holder is refused, even if it does not know yet that it has lost the
+// lease.
 func ExampleSQLiteStore_Fenced() {
 	ctx := context.Background() // in a job, the one that it is given
 	id := "api"
@@ -501,8 +502,7 @@ func ExamplePostgresStore_Fenced() {
 	}
 }
 
-// A program that uses database/sql fences its writes with its own *sql.DB, whatever the
-// driver.
+// A program that uses database/sql, with any driver, fences its writes on its own *sql.DB.
 func ExampleFencedTx() {
 	ctx := context.Background() // in a job, the one that it was given
 	var store tenure.Database   // of Open, as db is of sql.Open, for the same database
@@ -517,8 +517,8 @@ func ExampleFencedTx() {
 	}
 }
 
-// A program that writes by an ORM, or in transactions that something else ends, fences them
-// by one more statement.
+// A program that writes through an ORM, or in transactions that other code commits, fences them
+// with one more statement.
 func ExampleFenceError() {
 	ctx := context.Background()
 	db, err := sql.Open("sqlite", ":memory:")
@@ -599,7 +599,7 @@ func ExampleCoordinator_observe() {
 	}
 }
 
-// A loop of one's own whose rounds are seen in the status and the metrics.
+// A loop of your own whose rounds appear in the status and the metrics.
 func ExampleRecordRun() {
 	importOnce := func(ctx context.Context) error { return nil }
 	job := func(ctx context.Context) error {
@@ -618,8 +618,8 @@ func ExampleRecordRun() {
 	_ = tenure.CoordinatorConfig{Reconcile: job}
 }
 
-// A worker that does not reach the database sends its heartbeats to servers, any of which keeps
-// its lease for it.
+// A worker that can't reach the database sends its heartbeats to servers, any of which renews
+// the worker's lease.
 func ExampleLease_Resume() {
 	ctx := context.Background()
 	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{})

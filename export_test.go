@@ -10,12 +10,11 @@ import (
 // PrunedAt sets when tombstones were last pruned.
 func (s *PostgresStore) PrunedAt(at time.Time) { s.table.SetPruned(at) }
 
-// LookAgain makes what was found in the database, if anything, so old that the store
-// looks again.
+// LookAgain ages what was found in the database, if anything, so that the store looks again.
 func (s *PostgresStore) LookAgain() { s.table.ForceLook() }
 
-// Grouped makes a call that writes for a lease wait until it goes in a group, as
-// if another were under way.
+// Grouped makes a lease's write wait until it is sent in a group, as if another write were
+// under way.
 func (s *PostgresStore) Grouped(ctx context.Context) context.Context {
 	s.table.ForceGroups()
 	return objects.WithLeaseCall(ctx)

@@ -44,7 +44,7 @@ func (t *Term) Fence() (*objects.Fence, error) {
 }
 
 // fencedOut ends a term whose record is not, or no longer, the lease's. Now is the record that
-// stands in its place; nil: none. Why says why that record is not known.
+// stands in its place; nil: none. If that record is not known, why says the reason.
 func (t *Term) fencedOut(now *objects.Row, why error) error {
 	switch {
 	case why != nil:
@@ -75,16 +75,16 @@ func fenceOf(op string, guard Guard) (*objects.Fence, error) {
 	return fence, nil
 }
 
-// Fencer is implemented by stores that can make their writes depend on a right. All stores
-// of this module do, except that of [Static].
+// Fencer is implemented by stores that can make their writes depend on a right: all stores of
+// this module except [Static].
 type Fencer interface {
 	// Fence returns the same store, except that its PutIf and DeleteIf succeed only while the
-	// guard's right stands. For a [*Term] that is while the object under [Term.Key] has
-	// [Term.Record] as its payload; they refuse to write that object. The transaction of the
-	// write decides this, in such a way that no takeover can commit between the decision and
-	// the write. Otherwise they return [ErrLost] and write nothing.
+	// guard's right stands; otherwise they return [ErrLost] and write nothing. A [*Term]'s
+	// right stands while the object under [Term.Key] has [Term.Record] as its payload; they
+	// refuse to write that object. The transaction of the write checks this, in such a way that
+	// no takeover can commit between the check and the write.
 	//
-	// No term, or a term that is not of a [Lease], is [ErrInvalid]. A store that is already
+	// A nil term, or a term that no [Lease] has made, is [ErrInvalid]. A store that is already
 	// fenced, or that does not know the guard, returns [errors.ErrUnsupported]. For a term of a
 	// single replica, which has no record, Fence returns the store unchanged.
 	Fence(guard Guard) (Store, error)
@@ -99,8 +99,8 @@ type Fencer interface {
 //
 // For a term of a single replica, which has no lease to lose, Fence returns the store unchanged.
 // The error is [errors.ErrUnsupported] if the store is not a [Fencer], if it is already fenced,
-// if it is given a claim and knows only terms, as that of natstenure does, or if it can't make a
-// write depend on another object, as that of natstenure in a key-value bucket.
+// if the guard is a claim and the store knows only terms, as natstenure's does, or if the store
+// can't make a write depend on another object, as natstenure's can't in a key-value bucket.
 func Fence(store Store, guard Guard) (Store, error) {
 	if objects.IsNil(store) {
 		return nil, fmt.Errorf("tenure: fence: %w: store is nil", ErrInvalid)
@@ -117,15 +117,15 @@ func Fence(store Store, guard Guard) (Store, error) {
 	return fencer.Fence(guard)
 }
 
-// SQLStore is implemented by stores in a database that the transactions of other programs can
-// share: [PostgresStore] and [SQLiteStore].
+// SQLStore is implemented by stores whose statements a program can run in its own transactions:
+// [PostgresStore] and [SQLiteStore].
 type SQLStore interface {
 	Store
 
-	// FenceStatement returns a statement that fails any transaction which ends with it,
-	// unless the guard's right stands. [FenceError] recognises the failure on
-	// Postgres and SQLite; on another database, the text of the error has to contain
-	// "tenure: the term is over; records that stand: ".
+	// FenceStatement returns a statement that makes any transaction that ends with it fail,
+	// unless the guard's right stands. [FenceError] recognises the failure on Postgres and
+	// SQLite; on another database, the text of the error has to contain "tenure: the term is
+	// over; records that stand: ".
 	FenceStatement(guard Guard) (query string, args []any, err error)
 
 	// PutStatement returns a statement that writes an existing object if it is at that version.
@@ -136,7 +136,7 @@ type SQLStore interface {
 // FencedTx runs fn in a transaction of db that commits only if the term is still the lease's, or
 // the claim stands. Otherwise it returns [ErrLost] and nothing is written. Use it with
 // database/sql and any driver. db must be the store's database; FencedTx returns [ErrInvalid] if
-// it turns out that it is not. opts are those of BeginTx, and may be nil. An error or panic of fn
+// it finds that it is not. opts are those of BeginTx, and may be nil. An error or panic of fn
 // rolls back and is passed on. If the connection fails during the commit, the writes may have
 // been committed or not, as with any commit, but never after another term began.
 //
@@ -164,7 +164,8 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 		refused(context.Context, *objects.Fence, error) error
 	})
 	if placed = placed && fence != nil; placed {
-		// By ctx, and before there is a transaction: FenceStatement has no context.
+		// Under ctx, and before there is a transaction, because FenceStatement takes no
+		// context.
 		if err := ofServer.place(ctx, fence); err != nil {
 			return fencedBy(ctx, fence, err)
 		}
@@ -188,8 +189,8 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 	return fencedBy(ctx, fence, err)
 }
 
-// refusedByStatement returns what became of a term after its statement has refused a transaction,
-// in a database that is said to have the lease.
+// refusedByStatement returns the error of a transaction that the term's statement has refused, in
+// a database that should be the lease's.
 func (t *Term) refusedByStatement(ctx context.Context, store Store, refusal error) error {
 	obj, err := store.Get(objects.WithLeaseCall(ctx), t.key)
 	if lineaged, ok := store.(Lineaged); ok && (err == nil || errors.Is(err, ErrNotFound)) {
@@ -209,8 +210,8 @@ func (t *Term) refusedByStatement(ctx context.Context, store Store, refusal erro
 	return refusal
 }
 
-// fencedBy adds to the error of a fenced transaction the right on which it depended. Unless that is lost, the
-// fence has refused nothing, and the text must not read as if it had.
+// fencedBy adds to the error of a fenced transaction the right that it depended on. Unless the right is lost,
+// the fence has refused nothing, and the text must not read as if it had.
 func fencedBy(ctx context.Context, fence *objects.Fence, err error) error {
 	if err == nil || fence == nil {
 		return err
@@ -222,10 +223,9 @@ func fencedBy(ctx context.Context, fence *objects.Fence, err error) error {
 	return opError(ctx, op, Key(fence.ID), err)
 }
 
-// FenceError makes the error of a transaction an [ErrLost] if a statement of
+// FenceError returns an [ErrLost] that wraps the transaction's error if a statement of
 // [PostgresStore.FenceStatement] or [SQLiteStore.FenceStatement] has ended the transaction,
-// whatever the driver. It returns any other error, and nil, unchanged. The driver's error stays
-// reachable.
+// with any driver. It returns any other error, and nil, unchanged.
 func FenceError(err error) error {
 	if err == nil || !objects.IsFenceFailure(err) {
 		return err
@@ -237,18 +237,18 @@ func FenceError(err error) error {
 // lock, or in the transaction, of the operation that it guards: a gate cannot stop a write that
 // passed it and is still under way.
 //
-// A gate is for the tokens of one lease, because tokens of two leases don't compare. The zero
-// value is ready to use, and admits any token until it has seen one. A gate forgets what it has
-// seen when its process ends: a resource that outlives the process keeps the token beside its
-// data, as the example shows in SQL. A Gate is safe for concurrent use, and must not be copied
-// after its first use.
+// A gate is for the tokens of one lease, because tokens of different leases can't be compared.
+// The zero value is ready to use, and admits any token until it has seen one. A gate forgets
+// what it has seen when its process ends: a resource that outlives the process keeps the token
+// beside its data, as the example shows in SQL. A Gate is safe for concurrent use, and must not
+// be copied after its first use.
 type Gate struct {
 	highest atomic.Int64
 }
 
 // Admit returns nil for a fencing token that is not below the highest seen. For a lower one it
-// returns [ErrLost]: its term is over, because a later term has been here. A token that is not
-// positive is [ErrInvalid].
+// returns [ErrLost]: its term is over, because the gate has admitted a later one. A token that
+// is not positive is [ErrInvalid].
 func (g *Gate) Admit(token int64) error {
 	if token <= 0 {
 		return fmt.Errorf("tenure: gate: %w: token %d is not positive", ErrInvalid, token)

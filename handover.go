@@ -22,8 +22,8 @@ import (
 // stand: Release may be called again, and the next acquire by this lease first removes the
 // record.
 //
-// On Postgres it does not wait for the disk: if the database crashes at that moment, the
-// record stands again and expires.
+// On Postgres it does not wait for the disk: if the database crashes at that moment, the record
+// may come back, and then expires.
 //
 // Call it only after the job has returned.
 func (l *Lease) Release(ctx context.Context, term *Term) error { return l.release(ctx, term, 0) }
@@ -52,14 +52,14 @@ func (l *Lease) release(ctx context.Context, term *Term, offerFor time.Duration)
 }
 
 // ReleaseDead releases the lease if its record was written by a process of the witness with this name: see package
-// witness. Call it only when all processes of that witness are dead. It may come late, and may be repeated: it never
-// releases the term of a process with another witness, or without one.
+// witness. Call it only when all processes of that witness are dead. The call may come late, and may be repeated: it
+// never releases the term of a process with another witness, or without one.
 //
-// It reports whether it has released the lease. It has not if the record names another witness or none, or is gone.
-// [ErrHeld] means that it leaves a term of that witness to expire: one that began less than older ago, so that a job that
-// crashes its process doesn't do so on one replica after the other; one that another process has resumed; or one in a
+// It reports whether it has released the lease: not if the record is gone, or names another witness or none. [ErrHeld]
+// means that it leaves a term of that witness to expire: one that began less than minAge ago, so that a job that
+// crashes its process doesn't crash one replica after the other; one that another process has resumed; or one in a
 // database whose failover has not settled. After any other error the record may stand; call it again.
-func (l *Lease) ReleaseDead(ctx context.Context, witness string, older time.Duration) (released bool, err error) {
+func (l *Lease) ReleaseDead(ctx context.Context, witness string, minAge time.Duration) (released bool, err error) {
 	if witness == "" {
 		return false, fmt.Errorf("tenure: release dead %s: %w: the witness has no name", l.cfg.Key, ErrInvalid)
 	}
@@ -76,8 +76,8 @@ func (l *Lease) ReleaseDead(ctx context.Context, witness string, older time.Dura
 		case h.resumed:
 			return false, fmt.Errorf("tenure: release dead %s: %w: the term was resumed by another process", l.cfg.Key, ErrHeld)
 		}
-		// The process ran on this kernel, by whose clock the record says when the term began.
-		if age := clock.From(ctx)().Wall.Sub(h.AcquiredAt); older > 0 && age < older {
+		// The process ran on this kernel, whose clock has stamped the beginning of the term.
+		if age := clock.From(ctx)().Wall.Sub(h.AcquiredAt); minAge > 0 && age < minAge {
 			return false, fmt.Errorf("tenure: release dead %s: %w: the term of %s was only %v old", l.cfg.Key, ErrHeld, h.Holder, age.Round(time.Millisecond))
 		}
 		dead := &Term{
@@ -102,8 +102,8 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 		return err
 	}
 	settling, current := l.settlesIn(is) > 0, term.vouchedIn(is)
-	// The record is from before a failover. Another term may have begun since, and be lost: after this one was over, or
-	// had been released by a write whose answer was lost.
+	// The record is from before a failover. Another term may have begun since, and its record been lost: after this one
+	// was over, or had been released by a write whose answer was lost.
 	if settling && !current && (!term.trustLasts() || term.deleteSent.Load()) {
 		return fmt.Errorf("tenure: release %s: a failover of the database has not settled: %w", l.cfg.Key, ErrHeld)
 	}
@@ -118,7 +118,7 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 	if predecessors := term.unconfirmed(); predecessors != nil {
 		obj.Labels = record.WithUnconfirmed(nil, offer.Term, recorded(predecessors))
 	}
-	if on.Mark == is.Mark { // else the next one that looks decides
+	if on.Mark == is.Mark { // otherwise the next replica that looks decides
 		obj.Labels = record.WithMark(obj.Labels, offer.Term, on.Mark)
 	}
 	_, err = l.put(ctx, obj, IfVersion(term.currentVersion()).OnServer(on.Server, 0))
@@ -148,7 +148,8 @@ func (l *Lease) releaseResult(ctx context.Context, term *Term, offerFor time.Dur
 	}
 }
 
-// orphan is what a lease keeps of a term on which nothing relies, but whose record may stand.
+// orphan is what a lease keeps of a term that nothing relies on any more, but whose record may
+// still stand.
 type orphan struct {
 	term     *Term
 	offerFor time.Duration // see [Lease.release]
@@ -181,19 +182,19 @@ func (l *Lease) removeOrphan(ctx context.Context, by caller, read reading) (remo
 // holder's coordinator obeys when it is woken, or at its next renewal. A holder that has
 // vanished does not obey, and its lease expires as it would have without the request; a holder
 // without a [Coordinator] does not obey either. [ErrNotFound] means that no replica holds the
-// lease, [errors.ErrUnsupported] that another program wrote its record.
+// lease, and [errors.ErrUnsupported] that another program wrote its record.
 //
 // Any process that can write to the store may ask; its Lease need not compete. For the record of
 // a session of package claims, the error is [ErrInvalid].
 func (l *Lease) RequestRelease(ctx context.Context) error { return l.RequestHandover(ctx, "") }
 
 // RequestHandover is [Lease.RequestRelease] in favour of a replica, named by its Holder. For a
-// while only that replica may begin a term, and then any. That while is a second, plus the old
-// holder's CheckTimeout if it has a Check; it is 5/4 of the old holder's AcquireInterval if that
-// is longer and changes of the store wake no replica; and it is at most the TTL. The library does
-// not know which replicas stand by: if none has the name, no replica holds the lease for that
-// long. RequestHandover returns nil if that replica already holds the lease. A later request
-// replaces an earlier one that was not obeyed yet.
+// while only that replica may begin a term; after that any replica may. That time is a second,
+// plus the old holder's CheckTimeout if it has a Check; it is 5/4 of the old holder's
+// AcquireInterval if that is longer and the store can't wake replicas; and it is at most the TTL.
+// The library does not know which replicas stand by: if none has the name, no replica holds the
+// lease for that long. RequestHandover returns nil if that replica already holds the lease. A
+// later request replaces an earlier one that has not been obeyed yet.
 func (l *Lease) RequestHandover(ctx context.Context, to string) error {
 	err := cmp.Or(objects.ValidText("replica", to), validHolder(to))
 	if l.cfg.Key.Type == objects.SessionType {
@@ -252,23 +253,22 @@ func (l *Lease) request(ctx context.Context, to, term string) error {
 //
 // Two processes must not rely on one term. There are two ways to be sure of that:
 //
-//   - The former process is dead, or has stopped what it did under the term: a program that was
-//     restarted, or one that handed its work over. A former process that still runs believes in
-//     the term until its own trust ends, and no fence and no token can tell the two apart.
+//   - The former process is dead, or has stopped what it did under the term: a program that was restarted, or one that
+//     handed its work over. A former process that still runs trusts the term until its own trust ends, and no fence
+//     and no token can tell the two apart.
 //   - Only a worker relies on the term, and servers resume it for the worker whenever its
 //     heartbeat arrives at one of them. The worker trusts the term for TTL − Margin from before
 //     it sent the heartbeat that was last answered; the servers' terms mean nothing.
 //
-// The record continues to name the process that began the term.
-// [CoordinatorConfig.FencePredecessor] gets that name, so don't use both. A term that is held
-// after it was resumed is lost if a renewal gets no answer, and can be resumed again. A request
-// of [Lease.RequestRelease] reaches only [Coordinator.Hold], not a worker behind servers.
+// The record continues to name the process that began the term. [CoordinatorConfig.FencePredecessor] gets that name,
+// so don't use both. A resumed term that a process holds is lost if a renewal gets no answer, and can be resumed
+// again. A request of [Lease.RequestRelease] reaches only [Coordinator.Hold], not a worker behind servers.
 //
-// After a failover of the database, Resume returns [ErrHeld] until that has settled: another term
-// may have followed, and be lost. It returns [ErrLost] if another term stands, or none does, or if
-// the process that began the term is about to end it: see [Lease.Seal]. It resumes an expired record if no replica has
-// taken the lease over, so that a worker that was late loses nothing. After any other error the
-// record may have been renewed; Resume may be called again.
+// After a failover of the database, Resume returns [ErrHeld] until that has settled: another term may have followed,
+// and its record been lost. It returns [ErrLost] if the record is another term's or is gone, or if the process that
+// began the term is about to end it: see [Lease.Seal]. It resumes an expired record if no replica has taken the lease
+// over, so that a late worker loses nothing. After any other error the record may have been renewed; Resume may be
+// called again.
 //
 // On Postgres it takes one round trip, except the first time.
 func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, error) {
@@ -326,7 +326,7 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 // resumer is a store that can renew a record by what it contains, in one round trip.
 type resumer interface {
 	// resume returns [ErrNotFound] unless the record is the term's, was resumed before, and may
-	// be written as it is, on a server and with the mark of a lineage.
+	// be written as it is, on the server and with the mark of that lineage.
 	resume(ctx context.Context, key Key, term string, on objects.Lineage) (Object, error)
 }
 
@@ -358,7 +358,7 @@ func (l *Lease) resumable(ctx context.Context, id string) (reading, error) {
 		return read, &LostError{Key: l.cfg.Key, To: &read.holding}
 	case read.stored.Sealed():
 		return read, &LostError{Key: l.cfg.Key, To: &read.holding, why: "is being ended by the process that began it"}
-	case read.settlesIn(l) > 0: // another term, which is lost, may be valid
+	case read.settlesIn(l) > 0: // another term, whose record is lost, may be valid
 		return read, l.held(read)
 	}
 	return read, nil
@@ -374,7 +374,7 @@ func (l *Lease) resumedTerm(obj Object, token int64, now clock.Clock, attempt cl
 		return nil, fmt.Errorf("%w: token %d is not of this term: the record is at version %d", ErrInvalid, token, obj.Version)
 	}
 	margin := l.cfg.Margin
-	if h.TTL != l.cfg.TTL { // a margin is for clocks whose rates differ, so it is a part of the TTL
+	if h.TTL != l.cfg.TTL { // a margin covers clocks whose rates differ, so it is a share of the TTL
 		margin = time.Duration(math.Round(float64(margin) / float64(l.cfg.TTL) * float64(h.TTL)))
 	}
 	term := &Term{
@@ -393,10 +393,10 @@ func (l *Lease) resumedTerm(obj Object, token int64, now clock.Clock, attempt cl
 }
 
 // Seal renews the term, and makes [Lease.Resume] refuse it from then on, in every process. It is
-// for a process that gives up one by one what it owns under a term, before it releases the lease,
-// if others may have resumed the term. [ErrLost] means that one of them has; then this process
-// owns nothing any more that it could give up. Only the process that began the term may seal it.
-// After any other error the term may be sealed or not; Seal may be called again.
+// for a process that gives up piece by piece what it owns under a term, before it releases the
+// lease, if others may have resumed the term. [ErrLost] means that one of them has; this process
+// then has nothing left to give up. Only the process that began the term may seal it. After any
+// other error the term may be sealed or not; Seal may be called again.
 func (l *Lease) Seal(ctx context.Context, term *Term) error {
 	if err := term.isFor("seal", l.cfg.Key); err != nil {
 		return err

@@ -47,7 +47,7 @@ func renewAsCopy(t testing.TB, store tenure.Store) {
 type scene struct {
 	*testing.T
 	store tenure.Store
-	polls bool            // for want of hints
+	polls bool            // because there are no hints
 	run   context.Context // of each coordinator, to be cancelled
 	jobs  *kit.JobLog
 	script
@@ -69,7 +69,7 @@ func inBubble(t *testing.T, test func(t *scene)) {
 
 // inBubbles runs a test in virtual time on each store in memory: on Mem, whose hints are
 // live; on SQLite, which hints at what happens through the same handle; on EventMem, on which
-// each change is a hint; and on one without any optional capability, on which standbys poll.
+// each change is a hint; and on a store without optional capabilities, on which standbys poll.
 func inBubbles(t *testing.T, test func(t *scene)) {
 	t.Helper()
 	for name, open := range map[string]func(t *testing.T) tenure.Store{
@@ -92,8 +92,8 @@ func inBubbles(t *testing.T, test func(t *scene)) {
 	}
 }
 
-// start runs a replica until the test ends, and returns when it has nothing to do for now.
-// Its job writes to the ledger, unless cfg brings one of its own.
+// start runs a replica until the test ends, and returns once the replica is idle. Its job
+// writes to the ledger, unless cfg brings one of its own.
 func (t *scene) start(name string, cfg ...tenure.CoordinatorConfig) *replica {
 	t.Helper()
 	return t.startWith(tenure.LeaseConfig{Holder: name}, append(cfg, tenure.CoordinatorConfig{})[0])
@@ -164,8 +164,8 @@ func (t *scene) wantTakeoverAfter(d time.Duration, lease *tenure.Lease) {
 	kit.MustAcquire(t, lease)
 }
 
-// settle returns when a lease that was given back has been taken: at once where a standby
-// is woken, else within its AcquireInterval.
+// settle returns when a released lease has been taken: at once where a standby is woken,
+// otherwise within its AcquireInterval.
 func (t *scene) settle() {
 	if t.polls {
 		time.Sleep(5 * time.Second)

@@ -98,7 +98,7 @@ func (j *runningJob) start(name string, run func(context.Context) error) {
 			if v := recover(); v != nil {
 				result.panicked = &JobPanic{Value: v, Stack: debug.Stack()}
 			}
-			// Here, because an Error method of the caller's may block, too.
+			// Here, because the caller's Error method may block, too.
 			result.text, result.cause = textOf(result.err), result.why()
 			j.results <- result
 		}()
@@ -148,12 +148,12 @@ func (r *jobResult) why() error {
 }
 
 // AtMost returns a func that calls run with a context that ends after the limit at the latest. A
-// run whose context has ended so fails with [context.DeadlineExceeded], whatever it returns. AtMost
+// run that reaches the limit fails with [context.DeadlineExceeded], whatever it returns. AtMost
 // panics if the limit is not positive or run is nil.
 //
 //	Reconcile: tenure.Every(10*time.Second, tenure.AtMost(time.Minute, sweep))
 //
-// A run that ignores its context runs on: [Every] logs that, and [Status] shows it.
+// A run that ignores its context keeps running: [Every] logs that, and [Status] shows it.
 func AtMost(limit time.Duration, run func(context.Context) error) func(context.Context) error {
 	if limit <= 0 {
 		panic(fmt.Sprintf("tenure: AtMost: limit %v is not positive", limit))
@@ -213,7 +213,7 @@ func Every(interval time.Duration, sweep func(context.Context) error) func(conte
 	}
 }
 
-// sweepLog logs how sweeps end, and that one does not end. It logs an unchanged error every ten
+// sweepLog logs how sweeps end, and when one does not end. It logs an unchanged error every ten
 // minutes, and at debug level in between.
 type sweepLog struct {
 	logger   *slog.Logger
@@ -244,7 +244,7 @@ func (l *sweepLog) returned() {
 	l.slow.Stop()
 }
 
-// stillRuns logs that the sweep has not returned for long, and that again in ten minutes.
+// stillRuns logs that the sweep has been running for long, and does so again in ten minutes.
 func (l *sweepLog) stillRuns() {
 	l.mu.Lock()
 	began := l.began

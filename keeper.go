@@ -37,7 +37,8 @@ type base struct {
 	working      atomic.Pointer[Term] // nil unless its job runs and has not been told to return
 }
 
-// ask returns nil if this replica is healthy enough for a role, else an [ErrUnhealthy].
+// ask returns nil if this replica is healthy enough for a role, and otherwise an
+// [ErrUnhealthy].
 func (b *base) ask(ctx context.Context, role Role) error {
 	if b.cfg.Check == nil {
 		return nil
@@ -45,7 +46,7 @@ func (b *base) ask(ctx context.Context, role Role) error {
 	answered, err := b.health.Ask(ctx, func(ctx context.Context) error {
 		err := logtext.Sound(b.cfg.Check(ctx, role))
 		if err != nil {
-			err = fmt.Errorf("%w: %w", ErrUnhealthy, err) // here, because an Error method of the caller's may block, too
+			err = fmt.Errorf("%w: %w", ErrUnhealthy, err) // here, because the caller's Error method may block, too
 		}
 		return err
 	})
@@ -56,7 +57,7 @@ func (b *base) ask(ctx context.Context, role Role) error {
 }
 
 // release releases the lease, unless another replica has it already. If a request has named a
-// replica, release offers the lease to that one, for long enough that it finds out. Live says
+// replica, release offers the lease to that one, long enough for it to find out. Live says
 // whether the release wakes the standbys.
 func (b *base) release(term *Term, cause error, live bool) error {
 	if isLoss(cause) && errors.Is(cause, ErrLost) {
@@ -81,8 +82,8 @@ func (b *base) release(term *Term, cause error, live bool) error {
 	}
 }
 
-// offerFor returns for how long only the requested replica may take the lease. If there is no
-// such replica, the lease stays free for that long.
+// offerFor returns how long only the requested replica may take the lease. If there is no such
+// replica, the lease stays free for that long.
 func (b *base) offerFor(live bool) time.Duration {
 	enough := time.Second
 	if b.cfg.Check != nil { // the replica asks its own Check first
@@ -148,7 +149,7 @@ func newKeeper(b *base, term *Term, hints Subscription) *keeper {
 // start begins to renew. A local term has nothing to renew, so its keeper only waits to be
 // stopped.
 func (k *keeper) start(caller context.Context) {
-	// Of the caller's values, renewals have only this one: they outlive the trace in which they would be.
+	// Of the caller's values, renewals keep only this one, because they outlive the caller's trace.
 	ctx := objects.WithComparison(context.Background(), objects.Comparison(caller))
 	ctx, k.stopRenewing = context.WithCancel(ctx)
 	if k.term.local() {
@@ -240,8 +241,8 @@ func (k *keeper) untilRenewal() time.Duration {
 	return k.cfg.RenewInterval - k.term.sinceRenewal()
 }
 
-// checkLead returns how long before a renewal is due its check begins. A check that may last for
-// long would otherwise take the time for the renewal and its repetition.
+// checkLead returns how long before a renewal is due its check begins. Otherwise a long check
+// would use up the time for the renewal and its repetition.
 func (k *keeper) checkLead() time.Duration {
 	return max(0, k.cfg.CheckTimeout-(k.cfg.RenewDeadline-k.cfg.RenewInterval)/2)
 }

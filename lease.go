@@ -80,7 +80,7 @@ func (l *Lease) AcquireOrSteal(ctx context.Context) (*Term, error) {
 	return l.acquire(ctx, caller{}, false, true)
 }
 
-// get, put and remove mark their call as one of a lease: on Postgres it then has a connection,
+// get, put and remove mark their call as a lease's: on Postgres it then gets a connection,
 // however busy the application is.
 
 func (l *Lease) get(ctx context.Context) (Object, error) {
@@ -91,7 +91,8 @@ func (l *Lease) put(ctx context.Context, obj Object, cond WriteCondition) (Objec
 	return l.store.PutIf(objects.WithLeaseCall(ctx), obj, cond)
 }
 
-// remove deletes the object on a server and wakes all that watch it, if the store can.
+// remove deletes the object, if the store is on that server, and wakes its watches, if the
+// store can.
 func (l *Lease) remove(ctx context.Context, version int64, on Lineage) error {
 	ctx = objects.OnServer(objects.WithLeaseCall(ctx), on.Server)
 	if notifier, ok := l.store.(Notifier); ok {
@@ -113,8 +114,8 @@ func (by caller) read(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, by.timeout)
 }
 
-// write returns a context that a shutdown does not end: an acquire that is cut off halfway
-// may leave the record of a term that no replica holds, and all would wait for its TTL.
+// write returns a context that a shutdown does not end: an acquire that is cut off halfway may
+// leave the record of a term that no replica holds, and all replicas would wait for its TTL.
 func (by caller) write(ctx context.Context) (context.Context, context.CancelFunc) {
 	if by.timeout != 0 {
 		ctx = context.WithoutCancel(ctx)
@@ -148,7 +149,7 @@ func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) 
 		}
 		likelyFree = errors.Is(err, ErrNotFound)
 	}
-	// Each time a record was in the way, and had vanished when it was read.
+	// Each time, a record was in the way that was gone when it was read.
 	return nil, &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: record.Unknown}}
 }
 
@@ -205,7 +206,8 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 	ctx, cancel := by.write(ctx)
 	defer cancel()
 	witness := ""
-	// A program that acquires by itself may do so for another process, which goes on when this one is dead: see Resume.
+	// A program that acquires without a coordinator may do so for another process, which continues when this one is
+	// dead: see Resume.
 	if by != (caller{}) || witnessed.IsOwn(ctx) {
 		witness = l.tellWitness(ctx)
 	}
@@ -255,8 +257,8 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 	return term, nil
 }
 
-// tellWitness returns the name of the witness that will look for a record of this lease when this process is dead; none
-// if there is no such witness.
+// tellWitness returns the name of the witness that will look for a record of this lease when this process is dead, or
+// "" if there is none.
 func (l *Lease) tellWitness(ctx context.Context) string {
 	witness, err := witnessed.Tell(ctx, l.cfg.Key.Type, l.cfg.Key.ID) // before the write: if it lands, the witness knows where to look
 	if err != nil {
@@ -266,16 +268,16 @@ func (l *Lease) tellWitness(ctx context.Context) string {
 	return witness
 }
 
-// wake wakes all that watch the record. The record has just been written, perhaps in the moment
-// before ctx ended. It ignores errors, because a hint may be lost in any case.
+// wake wakes all watches of the record. The record has just been written, perhaps in the moment
+// before ctx ended. wake ignores errors, because a hint may be lost in any case.
 func (l *Lease) wake(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	_ = Wake(ctx, l.store, l.cfg.Key)
 }
 
-// abandon releases a term that has just begun and cannot be used. It does so at once, because
-// the other replicas would have to wait for a TTL.
+// abandon releases a term that has just begun and cannot be used. Otherwise the other replicas
+// would have to wait for its TTL.
 func (l *Lease) abandon(ctx context.Context, term *Term) {
 	term.end(ErrLost)
 	if l.vacate(ctx, term, 0) != nil {
@@ -303,9 +305,9 @@ func (l *Lease) object(term *Term, on Lineage) Object {
 }
 
 // Renew extends the trust in the term, counted from now, with one write. It returns [ErrLost]
-// if another term stands or none does, and [ErrDeadline] if the trust had ended before the
-// store answered; in both cases the term is over. Any other error leaves the term as it was,
-// and Renew may be called again.
+// if the record is another term's or is gone, and [ErrDeadline] if the trust had ended before
+// the store answered; in both cases the term is over. Any other error leaves the term as it
+// was, and Renew may be called again.
 func (l *Lease) Renew(ctx context.Context, term *Term) error {
 	if err := term.isFor("renew", l.cfg.Key); err != nil {
 		return err
@@ -358,10 +360,10 @@ func (l *Lease) tooLate(ctx context.Context, term *Term) error {
 	return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, ErrDeadline)
 }
 
-// reread looks at the record of a term after a write has found another version than the one
-// the term knows. If the record is still the term's, because the answer to a write was lost,
-// reread notes the version and returns nil, as it does if a failover has lost the record. Otherwise
-// it ends the term.
+// reread looks at the record of a term after a write has found a version that the term does not
+// know. If the record is still the term's, because the answer to a write was lost, reread notes the
+// version and returns nil, as it does if a failover has lost the record. Otherwise it ends the
+// term.
 func (l *Lease) reread(ctx context.Context, term *Term) error {
 	known := term.currentVersion()
 	r, err := l.look(ctx, caller{})

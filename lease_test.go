@@ -312,8 +312,8 @@ func TestOfConcurrentRenewalsTheLatestCounts(t *testing.T) {
 	})
 }
 
-// What the lease finds is a record of its own, and none that a crash has left: so it is
-// neither read as another's, nor taken back.
+// The lease finds a record of its own that no crash has left behind: it must neither read it as
+// another's nor take it back.
 func TestAnAcquireUnderWayIsNotDisturbed(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		store := storetest.Faulty(t.store, kit.Only("put", kit.Once(kit.AnswerAfter(time.Second))))
@@ -351,8 +351,8 @@ func TestAHolderThatIsUniqueWithinSomethingTakesOnlyWhatItHasLeftThere(t *testin
 	})
 }
 
-// A machine is restored from a snapshot while the original runs on. Each of the two renews
-// the record of the same term, as the other left it.
+// A machine is restored from a snapshot while the original runs on. Each of the two renews the
+// same term's record as the other left it.
 func TestATermEndsWhenACopyOfItsProcessRenewsIt(t *testing.T) {
 	type call = func(*tenure.Lease, context.Context, *tenure.Term) error
 	requestAndRenew := func(lease *tenure.Lease, ctx context.Context, term *tenure.Term) error {
@@ -360,7 +360,7 @@ func TestATermEndsWhenACopyOfItsProcessRenewsIt(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		call      call
-		loseFirst bool // the answer to a renewal, so that the next may be excused by it
+		loseFirst bool // lose the answer to a renewal, which may excuse the next one
 	}{
 		"at its renewal":                      {(*tenure.Lease).Renew, false},
 		"at its release":                      {(*tenure.Lease).Release, false},

@@ -14,7 +14,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// slowAnswers is the hook of a replica whose requests arrive at once, and whose writes are
+// slowAnswers returns the hook of a replica whose requests arrive at once and whose writes are
 // answered late.
 func slowAnswers(d time.Duration) storetest.Hook {
 	return func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {

@@ -25,7 +25,7 @@ func failoverLease(t *testing.T, store tenure.Store, holder string) *tenure.Leas
 	return kit.NewLease(t, store, tenure.LeaseConfig{Holder: holder, TTL: failoverTTL})
 }
 
-// failover is two replicas of a lease over a server that will fail over.
+// failover has two replicas of a lease on a server that will fail over.
 type failover struct {
 	*testing.T
 	jobs     kit.Jobs
@@ -41,7 +41,7 @@ func newFailover(t *testing.T) *failover {
 	return &failover{T: t, primary: primary, a: kit.NewMovable(primary), b: kit.NewMovable(primary)}
 }
 
-// start runs a replica, and returns what stops it.
+// start runs a replica, and returns a func that stops it.
 func (f *failover) start(store tenure.Store, name string) (c *tenure.Coordinator, stop func()) {
 	lease := kit.NewLease(f, store, tenure.LeaseConfig{Holder: name, TTL: failoverTTL})
 	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: f.jobs.Run, Logger: kit.Quiet})
@@ -50,7 +50,7 @@ func (f *failover) start(store tenure.Store, name string) (c *tenure.Coordinator
 	return c, kit.RunCoordinator(f, context.Background(), c)
 }
 
-// goesOn requires that a replica holds on for three TTLs, under the same term, alone.
+// goesOn requires that a replica alone keeps holding for three TTLs, under the same term.
 func (f *failover) goesOn(c *tenure.Coordinator, term *tenure.Term) {
 	f.Helper()
 	for range 90 {
@@ -155,7 +155,7 @@ func TestARestartOfTheServerIsNoFailover(t *testing.T) {
 		stop()
 		f.primary.Restart()
 		time.Sleep(b.Config().AcquireInterval * 5 / 4)
-		require.True(t, b.IsHolder(), "nobody waits")
+		require.True(t, b.IsHolder(), "no replica waits")
 	})
 }
 
@@ -216,7 +216,7 @@ func TestAfterAFailoverARecordOfThisReplicaIsNotReclaimed(t *testing.T) {
 	})
 }
 
-// An acquire that is under way when the database fails over was decided on what stood before.
+// An acquire that is under way during a failover was decided on what the old primary held.
 func TestAnAcquireThatWasSentBeforeAFailoverIsRefusedAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := newPrimary()
@@ -244,7 +244,7 @@ func TestAnAcquireThatWasSentBeforeAFailoverIsRefusedAfterIt(t *testing.T) {
 	})
 }
 
-// The new primary's clock is behind, so what comes after the version that stands there was given before.
+// The new primary's clock is behind, so the versions after the one that it holds have been used before.
 func TestAfterAFailoverARecordIsWrittenAgainAboveAllThatItsTermHad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := newPrimary()
@@ -266,7 +266,7 @@ func TestAfterAFailoverARecordIsWrittenAgainAboveAllThatItsTermHad(t *testing.T)
 	})
 }
 
-// A term that is over may have been followed by another that is lost, and valid.
+// A term that is over may have been followed by a valid one whose record is lost.
 func TestAfterAFailoverTheReleaseOfATermThatIsOverFreesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := newPrimary()
@@ -342,7 +342,8 @@ func TestWritesThatNameAnotherServerAreRefused(t *testing.T) {
 	}
 }
 
-// The release landed, another replica began, and both are lost. What is released again proves nothing.
+// The release landed and another replica's term began; both records are lost. Releasing again proves
+// nothing.
 func TestAReleaseWhoseAnswerWasLostFreesNothingAfterAFailover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := newPrimary()
@@ -378,8 +379,8 @@ func TestWhereNothingCanBeLostNobodyWaitsWhateverTheExpiry(t *testing.T) {
 	})
 }
 
-// A request, and the release of a term that is over, make a record of before the failover younger than the term
-// that is lost.
+// A request, or the release of a term that is over, makes a record from before the failover look younger than
+// the term whose record is lost.
 func TestAfterAFailoverNothingThatIsWrittenIntoAnOldRecordEndsTheTermThatIsLost(t *testing.T) {
 	for name, write := range map[string]func(t *testing.T, store tenure.Store, former *tenure.Lease, term *tenure.Term){
 		"a request": func(t *testing.T, store tenure.Store, _ *tenure.Lease, _ *tenure.Term) {
@@ -442,7 +443,8 @@ func TestADeletionThatWasDecidedBeforeAFailoverDeletesNothingAfterIt(t *testing.
 	})
 }
 
-// Whoever renews a session for a worker elsewhere does not know its claims, which the failover may have lost.
+// A server that renews a session for a worker elsewhere does not know its claims, which the failover may have
+// lost.
 func TestASessionIsRenewedOverAFailoverOnlyWithItsClaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := kit.NewMovable(newPrimary())

@@ -27,7 +27,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// journal counts the lines of a log from a level on, by what they say.
+// journal counts the lines of a log at or above a level, by their text.
 type journal struct {
 	mu      sync.Mutex
 	lines   map[string]int
@@ -322,7 +322,7 @@ func TestAnErrorThatIsANilPointerEndsATermInOrder(t *testing.T) {
 	}
 }
 
-// A session of package claims is a lease of which its user knows nothing.
+// Users of package claims don't know that a session is a lease.
 func TestTheLogOfASessionsLeaseSpeaksOfTheSession(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		log, lines := textLog()

@@ -16,8 +16,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// wrongClock is a database seen through a clock that is wrong, differently each time it is
-// looked at.
+// wrongClock is a database whose clock is wrong, by a different amount at each read.
 type wrongClock struct{ tenure.Store }
 
 func wrong() time.Duration { return rand.N(48*time.Hour) - 24*time.Hour }
@@ -32,7 +31,7 @@ func TestWithObservedExpiryNoClockDecides(t *testing.T) {
 	const interval, missed, takeovers = 2 * time.Second, 5, 100
 	const ttl, acquireInterval = missed * interval, missed * interval / 6
 	inBubble(t, func(t *scene) {
-		var mu sync.Mutex         // guards what follows
+		var mu sync.Mutex         // guards the variables below
 		var offset time.Duration  // of the database's clock
 		var writer *replica       // of the record
 		var first, last time.Time // write of the writer
@@ -63,7 +62,7 @@ func TestWithObservedExpiryNoClockDecides(t *testing.T) {
 		for range takeovers {
 			time.Sleep(ttl + acquireInterval + rand.N(10*time.Second))
 			i := slices.IndexFunc(t.replicas, func(r *replica) bool { return r.IsHolder() })
-			require.NotEqual(t, -1, i, "nobody holds:\n%v", t.jobs)
+			require.NotEqual(t, -1, i, "no replica holds:\n%v", t.jobs)
 			holder := t.replicas[i]
 			holder.store.SetHook(kit.Hang)
 			mu.Lock()

@@ -16,7 +16,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// ranked is a replica that outranks those that are named.
+// ranked is a replica that outranks the replicas it is given.
 type ranked struct {
 	*tenure.Coordinator
 	acquired atomic.Int64
@@ -85,7 +85,7 @@ func TestAReplicaThatOutranksTheHolderAsksForTheLease(t *testing.T) {
 		synctest.Wait()
 		require.True(t, low.IsHolder())
 		time.Sleep(settle + time.Minute)
-		require.True(t, high.IsHolder(), "it held for long, so it does not wait for longer")
+		require.True(t, high.IsHolder(), "it held for long, so it does not wait any longer")
 	})
 }
 
@@ -116,7 +116,8 @@ func TestAReplicaAsksOnlyWhileItIsFitAndTheTermIsTheSame(t *testing.T) {
 	})
 }
 
-// A replica whose job fails, or that another outranks too, asks ever less often.
+// A replica whose job fails, or that another replica outranks in turn, asks less and less
+// often.
 func TestRequestsDouble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log kit.SyncBuffer

@@ -25,7 +25,7 @@ var (
 )
 
 // page is a document with a program: its first block of Go, which begins with a package clause.
-// The block of text after it is what the program prints.
+// The text block after it shows what the program prints.
 type page struct {
 	name, text      string
 	program, output string
@@ -54,7 +54,7 @@ func pages(t *testing.T) (all []page) {
 	return all
 }
 
-// What a reader pastes into an empty module must build, and do what the page says.
+// A program that a reader pastes into an empty module must build, and do what the page says.
 func TestTheProgramsOfTheDocumentsPrintWhatTheySay(t *testing.T) {
 	if dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "modernc.org/sqlite").Output(); err != nil || len(bytes.TrimSpace(dir)) == 0 {
 		t.Skipf("the go command can't resolve modules here, so no other module can be built: %v", err)
@@ -103,8 +103,8 @@ func TestTheProgramsOfTheDocumentsPrintWhatTheySay(t *testing.T) {
 
 func (p page) isTest() bool { return strings.Contains(p.program, "\nfunc Test") }
 
-// newModule returns the directory of a module that has the versions of this one, so that building
-// it needs no network.
+// newModule returns the directory of a module with the same versions of its dependencies as this
+// one, so that it builds without a network.
 func newModule(t *testing.T) (dir string) {
 	dir = t.TempDir()
 	root, err := filepath.Abs(".")
@@ -129,7 +129,7 @@ func goCommand(t *testing.T, dir string, args ...string) {
 	require.NoError(t, err, "go %s:\n%s", strings.Join(args, " "), out)
 }
 
-// sweepsUntilInterrupted runs the README's program, which ends when it is told to.
+// sweepsUntilInterrupted runs the README's program until it interrupts it.
 func sweepsUntilInterrupted(t *testing.T, program string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -154,7 +154,7 @@ func sweepsUntilInterrupted(t *testing.T, program string) {
 func TestFragmentsInTheDocumentsUseTheNamesOfTheirProgram(t *testing.T) {
 	code := regexp.MustCompile("`[^`\n]+`")
 	for _, p := range pages(t) {
-		if p.name == "README" { // whose fragments are of other programs
+		if p.name == "README" { // whose fragments belong to other programs
 			continue
 		}
 		explained := strings.Join(code.FindAllString(goBlock.ReplaceAllString(p.text, ""), -1), " ")

@@ -14,7 +14,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// It was cut off and is well again: its job has returned long ago.
+// The replica was cut off and has recovered; its job returned long ago.
 func TestNoReplicaFencesItself(t *testing.T) {
 	for name, test := range map[string]struct {
 		act  func(t *scene, b *replica)
@@ -69,7 +69,7 @@ func TestOfTwoPredecessorsWithOneNameBothAreFenced(t *testing.T) {
 	})
 }
 
-// Once b works, only b concerns its successor; even if b has not renewed since.
+// Once b works, its successor has to fence only b, even if b has not renewed since.
 func TestAPredecessorThatWasFencedIsNotFencedAgain(t *testing.T) {
 	for _, until := range []time.Duration{31 * time.Second, time.Minute} {
 		inBubble(t, func(t *scene) {
@@ -105,7 +105,7 @@ func TestFencePredecessorMayChangeTheLabelsThatItIsGiven(t *testing.T) {
 	})
 }
 
-// It leaves the lease to anybody, which is no reason to come back itself.
+// It offers the lease to any replica, which is no reason to come back itself.
 func TestAReplicaThatResignsBeforeItHasConfirmedStaysAwayForAsLongAsItSaid(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		_, b := t.takeover(t.fencing(kit.UntilDone))

@@ -42,7 +42,8 @@ func (l *Lease) see(ctx context.Context) (r reading, err error) {
 	return l.note(r.Object, answered), nil
 }
 
-// look is see for a decision that depends on the lineage, which the reading has even if there is no record.
+// look is see for a decision that depends on the lineage. The reading has a lineage even if there is no
+// record.
 func (l *Lease) look(ctx context.Context, by caller) (r reading, err error) {
 	ctx, cancel := by.read(ctx)
 	defer cancel()
@@ -53,7 +54,7 @@ func (l *Lease) look(ctx context.Context, by caller) (r reading, err error) {
 			return r, readErr
 		}
 		before := on
-		// This is I/O only if the read has come from another server.
+		// This does I/O only if the read has come from another server.
 		if on, err = l.lineage(ctx); err == nil && on.Server == before.Server && on.Mark == before.Mark {
 			r.on = on
 			return r, readErr
@@ -133,21 +134,21 @@ func (l *Lease) isOwn(h Holding) bool {
 	return l.memory.IsLast(h.Term) || isOrphan || l.reclaims(h)
 }
 
-// lineage returns the lineage in which the lease's store is; the zero one if it has none.
+// lineage returns the lineage of the lease's store, or the zero Lineage if it has none.
 func (l *Lease) lineage(ctx context.Context) (Lineage, error) {
 	return LineageOf(ctx, l.store)
 }
 
-// settlesIn returns how long it is until the lease may be taken if there is no record: the holder's may be
-// lost, and until then it may still be trusted. 0 or less: it may be taken.
+// settlesIn returns how long it is until the lease may be taken if there is no record: a failover may have
+// lost the record of a holder that still trusts its term. 0 or less: the lease may be taken.
 func (l *Lease) settlesIn(on Lineage) time.Duration {
-	if l.cfg.Key.Type == objects.SessionType { // its ID is new, so nobody can have held it
+	if l.cfg.Key.Type == objects.SessionType { // its ID is new, so no process can have held it
 		return 0
 	}
 	return sighting.SettlesIn(objects.Lineage(on), "", l.cfg.TTL, l.cfg.Expiry == Observed)
 }
 
-// settlesIn returns how long it is until a record may be taken that was perhaps written in an earlier lineage.
+// settlesIn returns how long it is until a record that may be from an earlier lineage may be taken over.
 func (r reading) settlesIn(l *Lease) time.Duration {
 	return sighting.SettlesIn(objects.Lineage(r.on), r.stored.Mark(), max(l.cfg.TTL, r.holding.TTL), l.cfg.Expiry == Observed)
 }
@@ -156,17 +157,17 @@ func (r reading) settlesIn(l *Lease) time.Duration {
 func (r reading) isCurrent() bool { return r.on.Mark == "" || r.stored.Mark() == r.on.Mark }
 
 // mayReassert reports whether a valid term has to write its record again, because a failover has
-// lost it: what stands is from before the term, and the term has not written in this lineage yet.
-// Exists says whether there is a record.
+// lost it: any record that stands is older than the term, and the term has not written in this
+// lineage yet. Exists says whether there is a record.
 func (t *Term) mayReassert(r reading, exists bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return r.on.Mark != t.vouched && (!exists || !r.isCurrent() && r.stored.AsRenewed().Version < t.token)
 }
 
-// compare is called when a renewal was answered. If that was the first one in its lineage, and the term owns more than
-// its record, it has that compared with the store first: a claim whose row a failover has lost must
-// not profit from the renewal.
+// compare is called when a renewal has been answered. If that was the first one in its lineage, and the term owns more
+// than its record, compare first has that checked against the store: the renewal must not extend a claim whose row a
+// failover has lost.
 func (t *Term) compare(ctx context.Context, version int64, on Lineage) error {
 	compare := objects.Comparison(ctx)
 	if t.vouchedIn(on) || compare == nil && t.key.Type != objects.SessionType {
@@ -181,8 +182,8 @@ func (t *Term) compare(ctx context.Context, version int64, on Lineage) error {
 	return compare(ctx, objects.Lineage(on))
 }
 
-// markIn returns the mark that the record of a valid term has if it is written in a lineage. That of a session has the
-// mark of before until its claims are compared, so that no other process resumes it.
+// markIn returns the mark with which the record of a valid term is written in a lineage. A session's record keeps its
+// earlier mark until its claims are compared, so that no other process resumes it.
 func (t *Term) markIn(on Lineage) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -192,7 +193,7 @@ func (t *Term) markIn(on Lineage) string {
 	return on.Mark
 }
 
-// vouchedIn reports whether the last write of the term that was answered was done in that lineage.
+// vouchedIn reports whether the term's last answered write was in that lineage.
 func (t *Term) vouchedIn(on Lineage) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

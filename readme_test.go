@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// On a fresh clone a link that leads nowhere is one to a file that was never added.
+// On a fresh clone, a broken link often points to a file that was never added.
 func TestLinksInTheDocumentsLeadSomewhere(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)\s]*))?\)`)
 	links := 0
@@ -31,7 +31,7 @@ func TestLinksInTheDocumentsLeadSomewhere(t *testing.T) {
 				to = path
 			}
 			if _, err := os.Stat(filepath.Dir(to)); err != nil {
-				continue // a module of its own, which does not come with this one
+				continue // a separate module, which is not part of this one
 			}
 			links++
 			if _, err := os.Stat(to); err != nil {
@@ -44,8 +44,8 @@ func TestLinksInTheDocumentsLeadSomewhere(t *testing.T) {
 	require.NotZero(t, links)
 }
 
-// What a reader copies must compile. So each block of Go is also in a file that does,
-// and one that begins with its package clause is the whole of the file.
+// What a reader copies must compile, so each block of Go is also part of a file that does; a
+// block that begins with a package clause is the whole file.
 func TestGoInTheDocumentsIsCompiledCode(t *testing.T) {
 	files := []string{"example_test.go", "storetest/example_test.go", "storetest/example_job_test.go", "schedule/example_test.go", "claims/example_test.go", "claims/example_queue_test.go", "claims/example_slots_test.go", "claims/example_faults_test.go", "claims/example_outage_test.go", "shards/example_test.go", "route/example_test.go", "witness/example_test.go"}
 	for _, others := range []string{"examples/*/*.go", "*tenure/example_test.go"} { // some are modules of their own
@@ -95,7 +95,7 @@ func TestTheREADMEIsShortAndBeginsWithWhatANewcomerCopies(t *testing.T) {
 
 var diagrams = regexp.MustCompile("(?ms)^```mermaid$.*?^```$")
 
-// longPages has the pages that are longer than 1,200 words, and how many each may have.
+// longPages has the pages that may exceed 1,200 words, and the limit of each.
 var longPages = map[string]int{
 	"docs/command.md":      1800,
 	"docs/faults-found.md": 2000, // a list
@@ -120,7 +120,7 @@ func TestEachDocumentIsInTheIndexAndIsAPage(t *testing.T) {
 	}
 }
 
-// Each fault that was found names the test that fails without its mend.
+// Each fault on the page names the test that fails without the fix.
 func TestTheTestsOfTheFaultsThatWereFoundExist(t *testing.T) {
 	tests := map[string]bool{}
 	require.NoError(t, filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
@@ -143,7 +143,7 @@ func TestTheTestsOfTheFaultsThatWereFoundExist(t *testing.T) {
 	require.Contains(t, page, "| **in all** | **"+strconv.Itoa(len(faults))+"** |", "the sum is that of the rows")
 }
 
-// An alert wakes somebody up, who then looks for the page.
+// An alert wakes an operator, who then looks for the page.
 func TestEachAlertIsInTheDocuments(t *testing.T) {
 	rules, err := os.ReadFile("oteltenure/alerts.yaml")
 	if err != nil {

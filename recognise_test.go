@@ -17,7 +17,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// lossyNetwork delays, loses and reorders requests and answers, until it is mended.
+// lossyNetwork delays, loses and reorders requests and answers, until it is repaired.
 type lossyNetwork struct {
 	mu     sync.Mutex
 	rng    *rand.Rand
@@ -68,9 +68,9 @@ func (l *lossyNetwork) hook(ctx context.Context, _ storetest.Call, do func(conte
 	}
 }
 
-// Many renewals of one term at once, over a lossy network, while others ask for its release:
-// none of that is taken for a copy. Once the network is mended and a renewal was answered,
-// one by a copy is never taken for its own.
+// Over a lossy network, many renewals of one term at once, and requests for its release, are
+// not taken for a copy's. Once the network is repaired and a renewal has been answered, a
+// copy's renewal is never taken for the term's own.
 func TestATermKnowsItsOwnRenewalsFromThoseOfACopy(t *testing.T) {
 	for seed := range uint64(300) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

@@ -47,10 +47,10 @@ func (r Role) String() string {
 	return fmt.Sprintf("role %d", uint8(r))
 }
 
-// MarshalText makes a role a word in JSON and in logs.
+// MarshalText writes the role as a word, for JSON and logs.
 func (r Role) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
-// UnmarshalText reads what MarshalText has written.
+// UnmarshalText reads what MarshalText writes.
 func (r *Role) UnmarshalText(text []byte) error {
 	role := slices.Index(roles[:], string(text))
 	if role < 0 {
@@ -72,12 +72,12 @@ type Holding struct {
 	Age        time.Duration // since the last renewal, by the store's clock, when it was read
 	Labels     map[string]string
 
-	// RunningSince is when the oldest run of the holder's job that has not ended began, by the
-	// holder's clock, if it has lasted for a TTL; zero: none has. See [RecordRun].
+	// RunningSince is when the oldest unfinished run of the holder's job began, by the holder's
+	// clock, if that run has lasted for a TTL; otherwise it is zero. See [RecordRun].
 	RunningSince time.Time
 
-	// OfferedTo is the replica to which the last holder has offered the lease, if Holder is
-	// empty. Until the TTL has passed, only that replica may take it. If OfferedTo is empty too,
+	// If Holder is empty, OfferedTo is the replica to which the last holder has offered the
+	// lease. Until the TTL has passed, only that replica may take it. If OfferedTo is empty too,
 	// any replica may.
 	OfferedTo string
 
@@ -111,7 +111,7 @@ func stored(obj Object) record.Object {
 	return record.Object{Labels: obj.Labels, Payload: obj.Payload, Version: obj.Version, UpdatedAt: obj.UpdatedAt, Age: obj.Age}
 }
 
-// decodeHolding reads a lease's object. It always returns a Holding on which a standby can act;
+// decodeHolding reads a lease's object. It always returns a Holding that a standby can act on;
 // the error says what is wrong with the record.
 func decodeHolding(obj Object, ownTTL time.Duration) (Holding, error) {
 	h, err := record.Read(stored(obj), ownTTL)
@@ -158,7 +158,7 @@ type HeldError struct {
 
 	canExpireIn time.Duration // until a steal may succeed
 	byAge       bool          // canExpireIn goes by the record's age, so an earlier look does not help
-	settlesIn   time.Duration // until a failover of the database has settled; the lease waits for that
+	settlesIn   time.Duration // until a failover of the database has settled; no replica takes the lease before
 }
 
 func (e *HeldError) Error() string {
@@ -180,7 +180,7 @@ type LostError struct {
 	Key Key
 	To  *Holding // what the record says now; nil: the record is gone
 
-	why string // why the term is lost although To is that very term
+	why string // why the term is lost although To is the term itself
 }
 
 func (e *LostError) Error() string {

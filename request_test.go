@@ -18,7 +18,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// settleRequest returns when a request has been met.
+// settleRequest returns when a request has been obeyed.
 func (t *scene) settleRequest() {
 	if t.polls {
 		time.Sleep(10 * time.Second) // until the next renewal
@@ -83,7 +83,7 @@ func TestAnOfferThatIsNotTakenGoesToAnyReplica(t *testing.T) {
 	anOfferLasts(t, time.Second, tenure.CoordinatorConfig{}, func(store tenure.Store) tenure.Store { return store })
 }
 
-// Which standbys that poll or are checked need.
+// Standbys that poll, or have a Check, need that long.
 func TestAnOfferLastsUntilTheNamedReplicaHasFoundIt(t *testing.T) {
 	t.Run("polling", func(t *testing.T) { anOfferLasts(t, 6250*time.Millisecond, tenure.CoordinatorConfig{}, kit.Bare) })
 	t.Run("after its check", func(t *testing.T) {
@@ -92,7 +92,8 @@ func TestAnOfferLastsUntilTheNamedReplicaHasFoundIt(t *testing.T) {
 	})
 }
 
-// anOfferLasts lets a holder with that config offer its lease to nobody, and another take it.
+// anOfferLasts lets a holder with that config offer its lease to a replica that does not exist,
+// and another replica take it.
 func anOfferLasts(t *testing.T, want time.Duration, cfg tenure.CoordinatorConfig, see func(tenure.Store) tenure.Store) {
 	inBubble(t, func(t *scene) {
 		t.store = see(t.store)
@@ -147,7 +148,7 @@ func TestNobodyWaitsForAnOfferForLongerThanTheTTL(t *testing.T) {
 	})
 }
 
-// Although it has just ended a term, is not woken, or cannot look when it is.
+// This holds although it has just ended a term, is not woken, or cannot look when it is woken.
 func TestAReplicaThatStaysAwayTakesWhatItIsOffered(t *testing.T) {
 	t.Run("right after its term", func(t *testing.T) {
 		for _, gap := range []time.Duration{0, time.Millisecond, 4 * time.Millisecond, 6 * time.Millisecond, 20 * time.Millisecond} {
@@ -225,7 +226,7 @@ func TestARequestToAHolderThatHasVanishedDelaysNoTakeover(t *testing.T) {
 	}
 }
 
-// As if the request had not been written, whatever the clock said to the one that wrote it.
+// The record ages as if the request had not been written, whatever clock the writer saw.
 func TestARequestLeavesTheRecordAsOldAsItIs(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		mem := storetest.NewMem()
@@ -320,7 +321,7 @@ func TestAWriteFencedByATermThatWasHandedOverIsRefused(t *testing.T) {
 	})
 }
 
-// Its record keeps our label, and its renewals leave that as it is.
+// The other program's record keeps our label, and its renewals leave the label as it is.
 func TestAnotherProgramThatTookOverAnAskedLeaseIsNotTakenToBeSilent(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		ours := kit.NewLease(t, t.store, tenure.LeaseConfig{})
@@ -356,7 +357,7 @@ func TestSpuriousHintsMakeAHolderRenewLittleMore(t *testing.T) {
 	}
 }
 
-// On real databases, each replica with a store of its own, as in processes of their own.
+// On real databases; each replica has a store of its own, as in separate processes.
 func TestALeaseGoesRoundByRequestInMilliseconds(t *testing.T) {
 	kit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -391,7 +392,7 @@ func TestALeaseGoesRoundByRequestInMilliseconds(t *testing.T) {
 				t.Logf("%s after %v", got, time.Since(sent).Round(100*time.Microsecond))
 				require.Equal(t, next, got, "round %d", round)
 			case <-time.After(kit.Patience): // a renewal comes after three
-				t.Fatalf("round %d: nobody holds after %v", round, time.Since(sent))
+				t.Fatalf("round %d: no replica holds after %v", round, time.Since(sent))
 			}
 		}
 	})

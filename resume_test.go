@@ -20,7 +20,7 @@ import (
 )
 
 // began returns a term that another process has begun, its lease, and the lease of a process
-// that is to go on with it.
+// that will continue the term.
 func (t *scene) began(cfg tenure.LeaseConfig) (term *tenure.Term, former, next *tenure.Lease) {
 	t.Helper()
 	former = kit.NewLease(t, t.store, cfg)
@@ -111,7 +111,7 @@ func TestATermThatIsOverIsNotResumed(t *testing.T) {
 	})
 }
 
-// It is late, and nobody has taken the lease over.
+// The worker is late, and no replica has taken the lease over.
 func TestARecordThatHasExpiredIsResumed(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		term, _, next := t.began(tenure.LeaseConfig{})
@@ -123,7 +123,8 @@ func TestARecordThatHasExpiredIsResumed(t *testing.T) {
 	})
 }
 
-// S5: what a process gives up before it releases the lease must not be another's by now.
+// S5: what a process gives up before it releases the lease must not belong to another process
+// by then.
 func TestATermThatWasResumedElsewhereCannotBeSealed(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		unsure := storetest.Faulty(t.store, nil)
@@ -143,7 +144,8 @@ func TestATermThatWasResumedElsewhereCannotBeSealed(t *testing.T) {
 	})
 }
 
-// A request that stood in the record would make it look as old as it was then.
+// A request left in the record would make it look as old as it was when the request was
+// written.
 func TestAResumedRecordIsAsYoungAsItsRenewal(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		term, former, next := t.began(tenure.LeaseConfig{})
@@ -185,7 +187,7 @@ func TestACoordinatorHoldsAResumedTerm(t *testing.T) {
 	})
 }
 
-// Two that hold one term find out.
+// Two processes that hold one term find out.
 func TestAResumedTermThatIsResumedAgainElsewhereIsLost(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		term, _, next := t.began(tenure.LeaseConfig{})
@@ -221,7 +223,7 @@ func TestAPredecessorIsFencedAlthoughTheTermWasResumed(t *testing.T) {
 	})
 }
 
-// Servers that relay heartbeats do not get into each other's way.
+// Servers that relay heartbeats do not get in each other's way.
 func TestAWorkersHeartbeatsMayArriveAnywhere(t *testing.T) {
 	kit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
 		lease := kit.NewLease(t, open(), tenure.LeaseConfig{})
@@ -264,7 +266,7 @@ func TestAWorkersHeartbeatsMayArriveAnywhere(t *testing.T) {
 	})
 }
 
-// S5: of a process that ends a term and one that goes on with it, exactly one succeeds.
+// S5: if one process ends a term and another continues it, exactly one succeeds.
 func TestATermIsEitherSealedOrResumed(t *testing.T) {
 	kit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
 		store := open()
@@ -371,7 +373,7 @@ func TestBadInputToResume(t *testing.T) {
 	})
 }
 
-// Each of them may take the other's renewal for its own that got no answer.
+// Each may take the other's renewal for its own unanswered one.
 func TestOfTwoThatHaveResumedATermOnlyTheLaterHasIt(t *testing.T) {
 	for name, try := range map[string]func(*tenure.Lease, context.Context, *tenure.Term) error{
 		"renew": (*tenure.Lease).Renew, "release": (*tenure.Lease).Release,
@@ -394,7 +396,7 @@ func TestOfTwoThatHaveResumedATermOnlyTheLaterHasIt(t *testing.T) {
 	}
 }
 
-// Its record names the replica that began it, which may have been restarted since.
+// The record names the replica that began the term, which may have been restarted since.
 func TestAResumedTermIsNotReclaimed(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		cfg := tenure.LeaseConfig{Holder: "pod-0", AssumeUniqueHolder: true}

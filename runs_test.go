@@ -167,12 +167,12 @@ func TestARenewalTellsOfRunsWhileTheyBeginAndEnd(t *testing.T) {
 	stop()
 }
 
-// lasting is a run that takes its time, whatever becomes of its context.
+// lasting returns a run that takes its time, even if its context ends.
 func lasting(d time.Duration) func(context.Context) error {
 	return func(context.Context) error { time.Sleep(d); return nil }
 }
 
-// The lease is renewed and its term stands, so nothing else shows that its job does nothing.
+// The lease is renewed and the term is valid, so nothing else shows that the job hangs.
 func TestAJobThatHangsIsSeen(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		began, hangs := time.Now(), make(chan struct{})
@@ -288,7 +288,7 @@ func TestARunThatReachesItsLimitHasFailed(t *testing.T) {
 	require.Panics(t, func() { tenure.AtMost(time.Second, nil) })
 }
 
-// A gate that has seen a token of other data refuses each write of a term that stands.
+// A gate that has seen a token of another lease refuses every write of a valid term.
 func TestARunThatReturnsErrLostWhileItsTermStandsHasFailed(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		var gate tenure.Gate
@@ -301,8 +301,8 @@ func TestARunThatReturnsErrLostWhileItsTermStandsHasFailed(t *testing.T) {
 	})
 }
 
-// reentrant is an error whose text asks the coordinator, as one with a lock of the program's
-// might.
+// reentrant is an error whose Error method calls the coordinator, as one that takes the
+// program's locks might.
 type reentrant struct{ ask func() }
 
 func (e reentrant) Error() string { e.ask(); return "asked" }

@@ -22,7 +22,7 @@ type standby struct {
 	unhealthy pace.Doubling
 	wish      wish
 
-	// Of the current stay.
+	// The fields below are of the current stay.
 	spurious pace.Limiter
 	woken    bool          // by a hint
 	took     time.Duration // of the last attempt to acquire
@@ -59,8 +59,8 @@ func (s *standby) compete(ctx context.Context) *Term {
 	}
 }
 
-// await waits for the next attempt. It returns false once ctx is done. Where the hints tell
-// what has changed, most of them are renewals; after a renewal it waits on, counting from there.
+// await waits for the next attempt. It returns false once ctx is done. Where the hints deliver
+// changes, most of them are renewals; after a renewal await keeps waiting, counting from it.
 func (s *standby) await(ctx context.Context, w wait) (ok bool) {
 	for {
 		if s.woken, ok = pace.Await(ctx, s.hints.C(), w.ignoreHints, w.longest); !ok || !s.woken {
@@ -163,7 +163,7 @@ func (s *standby) after(err error) wait {
 	return w
 }
 
-// wish is that of a standby to hold the lease rather than its holder, see [CoordinatorConfig.Outranks].
+// wish is a standby's wish to hold the lease in place of its holder, see [CoordinatorConfig.Outranks].
 type wish struct {
 	term   string        // of the holder; empty: there is no wish
 	due    time.Time     // when it has lasted for long enough
@@ -176,7 +176,7 @@ const (
 	manyRequests  = 3 // in an hour
 )
 
-// sees notes who holds the lease; nil: nobody does.
+// sees notes who holds the lease; nil: no replica does.
 func (s *standby) sees(holder *Holding) {
 	s.monitor.sawHolder(holder)
 	w := &s.wish
@@ -191,7 +191,7 @@ func (s *standby) sees(holder *Holding) {
 }
 
 // askForHandover asks the holder to hand over to this replica if the wish has lasted for long enough. The last
-// attempt has asked Check, and has read who holds the lease.
+// attempt has called Check, and has read who holds the lease.
 func (s *standby) askForHandover(ctx context.Context) {
 	w := &s.wish
 	if w.term == "" || time.Until(w.due) > 0 {
@@ -214,7 +214,7 @@ func (s *standby) askForHandover(ctx context.Context) {
 	}
 }
 
-// held notes how long a term has lasted: after a long one, requests are soon again.
+// held notes how long a term has lasted. A long one resets the time between requests.
 func (w *wish) held(d time.Duration) {
 	if d > w.settle {
 		w.settle = 0
@@ -236,7 +236,7 @@ func afterAttempt(err error, interval, ttl time.Duration, live, follows bool) wa
 	switch {
 	case errors.As(err, &held) && held.canExpireIn <= 0:
 		return wait{longest: pause} // another replica was faster
-	case errors.As(err, &held) && !held.byAge && !follows: // each standby first saw it at another time
+	case errors.As(err, &held) && !held.byAge && !follows: // each standby first saw it at a different time
 		return wait{longest: min(pause, held.canExpireIn)}
 	case errors.As(err, &held):
 		// A few ms apart, so that the standbys don't all write at once, and a few ms late,
@@ -252,7 +252,7 @@ func afterAttempt(err error, interval, ttl time.Duration, live, follows bool) wa
 		pause = max(pause, pace.Jitter(min(ttl, time.Minute)))
 		return wait{longest: pause, ignoreHints: pause}
 	case errors.Is(err, ErrUnhealthy), errors.Is(err, ErrDeadline):
-		return wait{longest: pause, ignoreHints: pause} // this replica may not hold, or is too slow to
+		return wait{longest: pause, ignoreHints: pause} // this replica must not hold the lease, or is too slow to
 	default:
 		return wait{longest: pause}
 	}
@@ -284,7 +284,7 @@ func (s *standby) rest(ctx context.Context, pause time.Duration) bool {
 			return ok
 		}
 		if woken && !pending && !first {
-			if held := s.lease.heldAfter(s.hints); held != nil { // a renewal is news of nothing
+			if held := s.lease.heldAfter(s.hints); held != nil { // a renewal changes nothing here
 				s.sees(&held.Holding)
 				continue
 			}
@@ -353,10 +353,10 @@ type resignation struct {
 // untilAsked is how long a replica that stands down rests, unless it is woken.
 const untilAsked = time.Duration(math.MaxInt64)
 
-// longestStayAway is for how many TTLs an unhealthy replica stays away at most.
+// longestStayAway is the number of TTLs for which an unhealthy replica stays away at most.
 const longestStayAway = 4
 
-// stayAway returns for how long this replica does not compete after a term.
+// stayAway returns how long this replica does not compete after a term.
 func (s *standby) stayAway(term *Term, cause error, resign *resignation) time.Duration {
 	s.wish.held(time.Since(term.AcquiredAt()))
 	// Otherwise two unhealthy replicas could hand the lease back and forth forever.
@@ -385,18 +385,18 @@ func (s *standby) stayAway(term *Term, cause error, resign *resignation) time.Du
 // asked to: until [Coordinator.Compete] is called, or the lease is handed over to it by name, see
 // [Lease.RequestHandover]. It also applies if this replica does not hold the lease, and it may be
 // called before [Coordinator.Run]. An attempt to acquire that is under way may still get the lease
-// for a moment. No job begins after StandDown was called.
+// for a moment. No job begins after StandDown has been called.
 func (c *Coordinator) StandDown(ctx context.Context) error {
 	return c.awaitResignation(ctx, c.setDown(&c.down, true))
 }
 
-// Compete ends what [Coordinator.StandDown] has begun: this replica competes again, at once.
+// Compete undoes [Coordinator.StandDown]: this replica competes again, at once.
 func (c *Coordinator) Compete() { c.setDown(&c.down, false) }
 
 // drain is called when the replica is drained and when it takes part again, see [Drain.Follow].
 func (c *Coordinator) drain(drained bool) (givenBack func(context.Context) error) {
 	rests := make(chan struct{})
-	c.rest() // whoever waits looks again
+	c.rest() // wakes the waiting calls, which look again
 	c.mu.Lock()
 	c.rested = sync.OnceFunc(func() { close(rests) })
 	c.mu.Unlock()
@@ -418,8 +418,8 @@ func (c *Coordinator) rest() {
 	c.rested()
 }
 
-// setDown makes this replica stand down or compete, by one of the two reasons. It returns the resignation
-// from the current term, if there is one.
+// setDown makes this replica stand down or compete, for one of the two reasons. It returns the
+// resignation from the current term, if there is one.
 func (c *Coordinator) setDown(why *bool, down bool) (resign *resignation) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -77,7 +77,7 @@ func TestAHandoverByNameAsksAReplicaThatStandsDown(t *testing.T) {
 	})
 }
 
-// Nobody else took the lease that was once offered to it.
+// No other replica took the lease that was once offered to it.
 func TestAnOldOfferAsksNoReplicaThatStandsDown(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		a := t.start("a")
@@ -200,7 +200,7 @@ func TestRenewalsAreLoggedOnceAMinuteIfThatIsSet(t *testing.T) {
 	}
 }
 
-// Nothing of the user's is between a renewal and its deadline.
+// No code of the user's runs between a renewal and its deadline.
 func TestALogThatBlocksDelaysNoRenewal(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		blocks := make(chan struct{})

@@ -13,8 +13,8 @@ import (
 	"github.com/tenurelib/tenure/internal/seconds"
 )
 
-// Status is what a [Coordinator] knows without asking the store. A standby knows of the holder
-// what it read last, up to a TTL ago, or longer ago if Stale is set.
+// Status is what a [Coordinator] knows without asking the store. A standby knows the holder from
+// its last read, up to a TTL ago, or longer ago if Stale is set.
 //
 // In JSON the names are those of the tags, times are RFC 3339, durations are in seconds, and the
 // lease is the type and the ID of its key with a slash between them. A Status can be decoded from
@@ -26,8 +26,9 @@ type Status struct {
 	Since   time.Time `json:"since"`  // when the role began
 	Reason  string    `json:"reason"` // of the last change of role or holder; empty: there was none
 
-	// SettlesAt is when a failover of the database will have settled, by this replica's clock: until then nobody
-	// takes the lease, because the holder may have been forgotten. Zero: nothing is waited for.
+	// SettlesAt is when a failover of the database will have settled, by this replica's clock: until then no
+	// replica takes the lease, because the database may have lost the holder's record. Zero: no failover is
+	// settling.
 	SettlesAt time.Time `json:"settles_at,omitzero"`
 
 	StandsDown bool `json:"stands_down,omitempty"` // this replica does not compete: see [Coordinator.StandDown] and [Drain]
@@ -76,7 +77,7 @@ func (s *Status) inJSON() *statusJSON {
 // MarshalJSON encodes the status as its documentation says.
 func (s Status) MarshalJSON() ([]byte, error) { return json.Marshal(s.inJSON()) }
 
-// UnmarshalJSON reads what MarshalJSON has written.
+// UnmarshalJSON reads what MarshalJSON writes.
 func (s *Status) UnmarshalJSON(data []byte) error { return json.Unmarshal(data, s.inJSON()) }
 
 // PastTerm is a term that is over, of this replica or of another that it saw as a standby.
@@ -89,7 +90,7 @@ type PastTerm struct {
 	Reason string    `json:"reason"`         // how it ended, as other replicas see it too; for this replica's own terms, also why
 }
 
-// RunStats is what a coordinator knows about the runs of one name in its replica's job: see
+// RunStats is what a coordinator knows about the runs with one name in its replica's job: see
 // [RecordRun]. If a func of the job returns an error without having been told to return, that
 // ends the term, and counts as a failed run with the func's name, watch or reconcile; its start
 // is not counted.
@@ -195,9 +196,9 @@ func (c *Coordinator) isStale(s *state) bool {
 	return age+time.Since(s.seenAt) > s.seen.TTL+time.Second
 }
 
-// Changes yields the status now, and again each time that the role, the holder, the last error
-// or the stuck job changes, or a sweep becomes overdue, until ctx is done or the loop ends. A
-// renewal is no change, nor is a run of the job, nor is the moment in which the status becomes stale.
+// Changes yields the status now, and again each time that the role, the holder, the last error or the
+// stuck job changes, or a sweep becomes overdue, until ctx is done or the loop ends. Renewals and
+// runs of the job are not changes, nor is the moment when the status becomes stale.
 //
 // A reader that is slower than the changes gets the latest status and misses those in between;
 // the coordinator never waits for a reader. Any number of readers each get all changes. Changes

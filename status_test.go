@@ -168,7 +168,8 @@ func TestAStandbyKnowsWhenItsKnowledgeIsStale(t *testing.T) {
 	})
 }
 
-// By a clock that Observed does not trust, the age of a record says nothing.
+// Observed does not trust the clock by which a record's age is measured, so the age says
+// nothing.
 func TestARecordWhoseAgeDoesNotCountIsStaleATTLAfterItWasRead(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		t.start("a")

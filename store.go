@@ -12,7 +12,7 @@ import (
 )
 
 // MaxPayload is the greatest length of an [Object]'s payload, in bytes. A store whose server has a
-// lower limit keeps 64 KiB at least, and returns [ErrInvalid] for what is above the limit.
+// lower limit accepts at least 64 KiB, and returns [ErrInvalid] for a payload above its limit.
 const MaxPayload = 1 << 20
 
 var (
@@ -67,7 +67,7 @@ func (k Key) MarshalText() ([]byte, error) {
 	return []byte(strings.NewReplacer("%", "%25", "/", "%2F").Replace(k.Type) + "/" + k.ID), nil
 }
 
-// UnmarshalText reads what MarshalText has written.
+// UnmarshalText reads what MarshalText writes.
 func (k *Key) UnmarshalText(text []byte) error {
 	kind, id, ok := strings.Cut(string(text), "/")
 	if !ok {
@@ -94,9 +94,9 @@ type Object struct {
 	CreatedAt time.Time
 	UpdatedAt time.Time
 
-	// Age is how long before the read the object was last written, by the clock of the store.
-	// It is never more than the time since the call that wrote the object began; it is
-	// negative if the stamp is ahead of the clock, and 0 if the store is [Clockless].
+	// Age is the time from the object's last write to the read, by the store's clock. It is
+	// never more than the time since the call that wrote the object began; it is negative if
+	// the stamp is ahead of the clock, and 0 if the store is [Clockless].
 	Age time.Duration
 }
 
@@ -124,7 +124,7 @@ func IfVersion(v int64) WriteCondition {
 	return WriteCondition{objects.Condition{Kind: objects.IfVersion, Version: v}}
 }
 
-// Unconditional is no condition: the object is created or replaced.
+// Unconditional is the condition that always holds: the object is created or replaced.
 func Unconditional() WriteCondition {
 	return WriteCondition{objects.Condition{Kind: objects.Unconditional}}
 }
@@ -175,9 +175,9 @@ func (c WriteCondition) String() string {
 //   - Times and ages are the store's: no caller's clock is compared with another's. A
 //     [Clockless] store has no ages, and its times are for people to read.
 //   - A write that fails with an error of this package ([ErrNotFound], [ErrExists], [ErrConflict],
-//     [ErrTaken], [ErrInvalid], [ErrSetup], [ErrLost]) has written nothing. After any other
-//     error it may or may not have written, but never half. An error names the operation and the
-//     key, and keeps its cause for [errors.Is] and [errors.As].
+//     [ErrTaken], [ErrInvalid], [ErrSetup], [ErrLost]) has written nothing. After any other error it may
+//     or may not have written, but never in part. An error names the operation and the key, and keeps
+//     its cause for [errors.Is] and [errors.As].
 //   - No call waits for a lock longer than its context allows.
 //   - Invalid arguments are [ErrInvalid] before any I/O.
 //
@@ -188,7 +188,7 @@ type Store interface {
 
 	// PutIf writes the object if the condition holds, and returns it with its new version
 	// and times. Otherwise it returns [ErrExists] or [ErrConflict]. It returns [ErrTaken] if
-	// the ID or the name is another object's.
+	// the ID or the name belongs to another object.
 	PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error)
 
 	// DeleteIf deletes the object if it is at that version. Otherwise it returns
@@ -196,8 +196,8 @@ type Store interface {
 	DeleteIf(ctx context.Context, key Key, version int64) error
 }
 
-// Lister is implemented by stores that can enumerate objects. All stores of this module do,
-// except that of [Static].
+// Lister is implemented by stores that can enumerate objects: all stores of this module except
+// [Static].
 type Lister interface {
 	// List returns at most limit objects of a type whose IDs come after the given one, ordered
 	// by ID as the database orders text. A limit that is not positive is [ErrInvalid], and so
@@ -240,9 +240,9 @@ func List(ctx context.Context, store Store, objectType string) iter.Seq2[Object,
 	}
 }
 
-// Watcher is implemented by stores that can hint that an object was deleted or changed. All
-// stores of this module do, except that of [Static]. With a store that does not, standbys poll,
-// and holders find out at their next renewal.
+// Watcher is implemented by stores that can hint that an object was deleted or changed: all
+// stores of this module except [Static]. On any other store, standbys poll, and holders find
+// out at their next renewal.
 type Watcher interface {
 	// Watch begins to watch an object, which need not exist. It does no I/O.
 	Watch(key Key) Subscription
@@ -255,18 +255,18 @@ type Subscription interface {
 	// hints may have been missed; the C of a [ChangeSubscription] receives after every change.
 	C() <-chan struct{}
 
-	// Live reports whether hints can be expected. Whenever that has changed, C receives.
-	// While it is false, the subscriber has to poll.
+	// Live reports whether hints can be expected. C receives whenever that changes. While it is
+	// false, the subscriber has to poll.
 	Live() bool
 
 	// Stop ends the subscription.
 	Stop()
 }
 
-// ChangeSubscription is a [Subscription] of a store on which every write and every deletion
-// is an event. It tells what has changed, so a standby neither polls nor reads after each
-// renewal: it counts the time since the last change that it has seen, and reads the record
-// once before it takes over. A subscription may leave changes out, but not the last one.
+// ChangeSubscription is a [Subscription] of a store on which every write and every deletion is
+// an event. It delivers the changes themselves, so a standby neither polls nor reads after each
+// renewal: it counts the time since the last change that it has seen, and reads the record once
+// before it takes over. A subscription may skip changes, but never the latest one.
 type ChangeSubscription interface {
 	Subscription
 
@@ -285,7 +285,7 @@ type Change struct {
 	Arrived time.Time // when this process learned of it, by its own monotonic clock
 }
 
-// lastChange returns the newest change that a subscription has seen, if it tells of changes.
+// lastChange returns the newest change that a subscription has seen, if it delivers changes.
 func lastChange(s Subscription) (Change, bool) {
 	if s, ok := s.(ChangeSubscription); ok {
 		return s.Last()
@@ -293,7 +293,7 @@ func lastChange(s Subscription) (Change, bool) {
 	return Change{}, false
 }
 
-// followsChanges reports whether a subscription currently tells of every change.
+// followsChanges reports whether a subscription currently delivers every change.
 func followsChanges(s Subscription) bool {
 	_, ok := lastChange(s)
 	return ok
@@ -318,13 +318,12 @@ func (noHints) Live() bool { return false }
 func (noHints) Stop() {}
 
 // Notifier is implemented by stores on which a change wakes the watches of an object only if
-// they are notified. All stores of this module do, except that of [Static]. A store on which
-// every change is an event is only a [Watcher], and each of its subscriptions is a
-// [ChangeSubscription].
+// they are notified. A store on which every change is an event is only a [Watcher], and each of
+// its subscriptions is a [ChangeSubscription].
 type Notifier interface {
-	// DeleteAndWake is DeleteIf, and wakes all watches of the key, also in other processes, if
-	// it has deleted the object. The delete need not be durable when DeleteAndWake returns: a
-	// crash of the database may bring the object back as it was.
+	// DeleteAndWake is DeleteIf, and if it deletes the object, it wakes all watches of the key,
+	// in any process. The delete need not be durable when DeleteAndWake returns: a crash of the
+	// database may bring the object back as it was.
 	DeleteAndWake(ctx context.Context, key Key, version int64) error
 
 	// Wake wakes all watches of an object that the caller has just changed, in any process.
@@ -341,11 +340,11 @@ func Wake(ctx context.Context, store Store, key Key) error {
 }
 
 // Clockless is implemented by stores that cannot tell how long ago an object was written.
-// Leases in such a store expire as with [Observed]. A store that wraps another has to pass the
-// answer on, and so a store may implement Clockless and return false.
+// Leases in such a store expire as with [Observed]. A store that wraps another passes on the
+// other's answer, so a store may implement Clockless and return false.
 type Clockless interface {
-	// Clockless reports whether the ages of this store's objects mean nothing. Then they
-	// are 0, and CreatedAt and UpdatedAt may come from the clocks of the writing processes.
+	// Clockless reports whether the ages of this store's objects mean nothing. If so, they are
+	// 0, and CreatedAt and UpdatedAt may come from the clocks of the writing processes.
 	Clockless() bool
 }
 
@@ -354,9 +353,9 @@ func isClockless(store Store) bool {
 	return ok && clockless.Clockless()
 }
 
-// Nameless is implemented by stores that keep no unique names. Leases in such a store have none.
-// A store that wraps another has to pass the answer on, and so a store may implement Nameless and
-// return false.
+// Nameless is implemented by stores that keep no unique names. Leases in such a store have no
+// names. A store that wraps another passes on the other's answer, so a store may implement
+// Nameless and return false.
 type Nameless interface {
 	// Nameless reports whether PutIf of an object with a name is [errors.ErrUnsupported].
 	Nameless() bool
@@ -389,30 +388,29 @@ func opError(ctx context.Context, op string, key Key, err error) error {
 	return fmt.Errorf("tenure: %s %s: %w", op, key, err)
 }
 
-// ErrMoved means that a write was not done because the store is on another server than the one
-// that the write's condition names: see [WriteCondition.OnServer]. It is an [ErrConflict].
+// ErrMoved means that nothing was written because the store is no longer on the server that the
+// write's condition names: see [WriteCondition.OnServer]. It is an [ErrConflict].
 var ErrMoved = objects.ErrMoved
 
-// Lineaged is implemented by stores whose history can be cut off: by a failover or a restore that
-// loses what they had acknowledged. [PostgresStore] does. In any other store, what was acknowledged
-// must never be lost.
+// Lineaged is implemented by stores that can lose acknowledged writes in a failover or a restore,
+// such as [PostgresStore]. Any other store must never lose an acknowledged write.
 type Lineaged interface {
-	// Lineage returns the lineage in which the store is: the history that one primary continues.
-	// If the store has not been marked in this lineage, Lineage first marks it. It does I/O only
-	// at the first call, and after a read or a write has reached another server than before. The
-	// zero Lineage says that the store has none, as one that wraps another may have to.
+	// Lineage returns the store's current lineage: the history that one primary continues. If
+	// the store has not been marked in this lineage, Lineage first marks it. It does I/O only at
+	// the first call, and after a read or a write has reached a different server. The zero
+	// Lineage means that the store has none: a store that wraps another may have to return it.
 	Lineage(ctx context.Context) (Lineage, error)
 }
 
 // Lineage is a store's lineage, as it was last seen.
 type Lineage struct {
 	Server string        // the server, and its start, for [WriteCondition.OnServer]
-	Mark   string        // another one in each lineage
+	Mark   string        // different in each lineage
 	Age    time.Duration // how long ago the store was marked, by its clock
 	Seen   time.Duration // how long ago this process first saw the mark; as long as Age if nothing can have been lost
 }
 
-// LineageOf returns the lineage of any store; the zero one if the store is not [Lineaged].
+// LineageOf returns a store's lineage, or the zero Lineage if the store is not [Lineaged].
 func LineageOf(ctx context.Context, store Store) (Lineage, error) {
 	if lineaged, ok := store.(Lineaged); ok {
 		return lineaged.Lineage(ctx)
@@ -420,8 +418,8 @@ func LineageOf(ctx context.Context, store Store) (Lineage, error) {
 	return Lineage{}, nil
 }
 
-// OnServer makes a write fail with [ErrMoved] on any other server than the one that
-// [Lineage.Server] names, and gives it a version above least. If server is empty, it changes
+// OnServer makes a write fail with [ErrMoved] on any server other than the given
+// [Lineage.Server], and gives it a version above least. If server is empty, OnServer changes
 // nothing.
 func (c WriteCondition) OnServer(server string, least int64) WriteCondition {
 	if server != "" {
@@ -439,5 +437,5 @@ func (c WriteCondition) CheckServer(server string) error {
 	return nil
 }
 
-// Least returns the version that the write's must be above.
+// Least returns the version that the written version must exceed.
 func (c WriteCondition) Least() int64 { return c.c.Least }

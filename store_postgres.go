@@ -33,10 +33,10 @@ type PostgresConfig struct {
 	// not deliver notifications. Default: as the pool.
 	ListenURL string
 
-	// Lossless says that no failover of this database loses what was acknowledged, as on Aurora, on
-	// storage that is replicated synchronously, or where every commit waits for a standby. Then nobody
-	// waits after a failover, and a free lease is taken at once. Where it is not so, two replicas may
-	// hold after one. It must be the same in all replicas.
+	// Lossless says that no failover of this database loses an acknowledged write, as on Aurora, on
+	// storage that is replicated synchronously, or where every commit waits for a standby. Replicas
+	// then don't wait after a failover, and take a free lease at once. If Lossless is set and not
+	// true, two replicas may hold the lease after a failover. It must be the same in all replicas.
 	Lossless bool
 }
 
@@ -54,11 +54,11 @@ func (cfg PostgresConfig) LogValue() slog.Value { return slog.StringValue(cfg.St
 // Leases have connections of their own, so that renewals never wait behind the application's
 // queries: usually one, and more while many leases are busy at the same moment or some wait for
 // locks, up to the size of the pool but at least four. Leases that write at the same moment share
-// transactions, and so need few connections, unless the pool has a PrepareConn hook, which may go
-// by the context of a single call, or the connections prepare no statements, as behind a pooler.
-// Connections older than the pool's MaxConnLifetime are replaced: a new one is opened first, and
-// if the server has no slot for it, the old ones are kept. An idle connection is kept for at least
-// half an hour. Where standbys watch, one more connection listens for all of them.
+// transactions, and so need few connections, unless the pool has a PrepareConn hook, which may
+// depend on the context of a single call, or the connections prepare no statements, as behind a
+// pooler. Connections older than the pool's MaxConnLifetime are replaced: a new one is opened
+// first, and if the server has no slot for it, the old ones are kept. An idle connection is kept
+// for at least half an hour. Where standbys watch, one more connection listens for all of them.
 //
 // A call whose context has no deadline takes at most 30 s, with two exceptions: [OpenPostgres] and
 // Migrate wait for a database, and a func of Fenced takes as long as it likes.
@@ -99,7 +99,7 @@ func newPostgresStore(conns *pgconns.Conns, cfg PostgresConfig) *PostgresStore {
 
 // OpenPostgres opens a small pool of its own and returns a store that uses it. It waits for a
 // database that is down until ctx ends; a database that refuses the role or does not exist is an
-// [ErrSetup] at once. Of several hosts in the URL it uses one that admits writes, unless
+// [ErrSetup] at once. Of several hosts in the URL it uses one that accepts writes, unless
 // target_session_attrs says otherwise. The URL may contain the pool_* and all other parameters of
 // pgxpool. There are up to pool_max_conns connections, by default 4, for the leases, and as many
 // for everything else; none is opened before it is needed.
@@ -151,10 +151,10 @@ func (s *PostgresStore) Close() error {
 // Migrate creates what is missing: the schema, the table, and the table of tombstones. It
 // changes nothing that exists, and may be called at every start, by many replicas at
 // once. Like [OpenPostgres] it waits for a database that is down. It returns [ErrSetup] if
-// the role may not create what is missing, if a column has a type that does not fit, if a
-// crash would empty the table (it, or a partition, is UNLOGGED), and if row-level security
-// hides it from the role. The table of tombstones is not required: without it,
-// Migrate logs a warning. The func Migrate of package claims creates the tables that claims need.
+// the role may not create what is missing, if a column has a type that does not fit, if a crash
+// would empty the table (it, or a partition, is UNLOGGED), or if row-level security hides it from
+// the role. The table of tombstones is not required: without it, Migrate logs a warning. The func
+// Migrate of package claims creates the tables that claims need.
 func (s *PostgresStore) Migrate(ctx context.Context) error {
 	if err := s.table.Migrate(ctx); err != nil {
 		return fmt.Errorf("tenure: migrate %s: %w", s.table, err)
@@ -284,7 +284,8 @@ func (s *PostgresStore) place(ctx context.Context, fence *objects.Fence) error {
 	return s.table.Place(ctx, fence)
 }
 
-// refused returns what a transaction is told whose claim's statement did not hold.
+// refused returns the error of a transaction whose fence statement has found that the claim
+// does not stand.
 func (s *PostgresStore) refused(ctx context.Context, fence *objects.Fence, refusal error) error {
 	switch again, err := s.table.Reasserted(ctx, fence); {
 	case again:

@@ -15,7 +15,7 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
-// chain is what became of the versions of one object.
+// chain records what became of the versions of one object.
 type chain struct {
 	made  map[int64]bool   // by a write that was answered
 	taken map[int64]string // by a write or delete that was answered, which expected it
@@ -23,9 +23,8 @@ type chain struct {
 	blind bool             // a create was not answered
 }
 
-// Writes in groups, of two stores over the same objects, whose connections are
-// killed, rows locked and contexts ended meanwhile: what was answered has happened,
-// once, and nothing else has.
+// Two stores write the same objects in groups while connections are killed, rows are locked and
+// contexts end: every answered write has happened exactly once, and nothing else has.
 func TestWhatIsWrittenInGroupsIsNeitherLostNorDoubled(t *testing.T) {
 	const keys, workers = 6, 24
 	url := kit.PostgresURL(t)
@@ -45,8 +44,8 @@ func TestWhatIsWrittenInGroupsIsNeitherLostNorDoubled(t *testing.T) {
 		}
 		note(chains[key])
 	}
-	// judge notes what a call that expected one version, if any, and made another, if
-	// any, was told.
+	// judge records the outcome of a call that expected one version, if any, and made another,
+	// if any.
 	judge := func(key tenure.Key, op string, expected, made int64, err error) {
 		note(key, func(c *chain) {
 			switch {
@@ -77,7 +76,7 @@ func TestWhatIsWrittenInGroupsIsNeitherLostNorDoubled(t *testing.T) {
 				for ctx.Err() == nil {
 					key := key()
 					obj, err := store.Get(t.Context(), key)
-					ctx, cancel := context.WithCancel(t.Context()) // with so short a deadline it would go alone
+					ctx, cancel := context.WithCancel(t.Context()) // with a deadline so short it would be sent alone
 					ends := time.AfterFunc(rand.N(slower*400*time.Millisecond), cancel)
 					switch {
 					case errors.Is(err, tenure.ErrNotFound):
@@ -111,12 +110,12 @@ func TestWhatIsWrittenInGroupsIsNeitherLostNorDoubled(t *testing.T) {
 		}
 		for made := range c.made {
 			if made != 0 && c.taken[made] == "" && !c.maybe[made] && made != stands.Version {
-				t.Errorf("%s: version %d was written, and is gone though nobody has replaced it", key, made)
+				t.Errorf("%s: version %d was written, and is gone although no call has replaced it", key, made)
 			}
 		}
 		for taken := range c.taken {
 			if taken != 0 && !c.made[taken] && !c.blind && len(c.maybe) == 0 {
-				t.Errorf("%s: version %d was replaced, and nobody has written it", key, taken)
+				t.Errorf("%s: version %d was replaced, and no call has written it", key, taken)
 			}
 		}
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// groupedStore writes in groups, though they be of one.
+// groupedStore writes in groups, even groups of one.
 type groupedStore struct{ *tenure.PostgresStore }
 
 func (s groupedStore) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
@@ -83,8 +83,8 @@ func TestLeasesThatAreBusyAtOnceShareTransactions(t *testing.T) {
 	kit.Migrate(t, store)
 	pool := kit.PostgresPool(t, url)
 	const leases, renewals, writes = 64, 5, 64 * (1 + 5 + 1)
-	// Where a group is undone because the server was slow, as that of a busy machine is
-	// now and then, all go alone for a second.
+	// When a group is rolled back because the server was slow, which happens on a busy machine,
+	// every write is sent alone for a second.
 	for began := time.Now(); time.Since(began) < kit.Patience; time.Sleep(time.Second) {
 		before := transactions(t, pool)
 		var wg sync.WaitGroup
@@ -124,7 +124,7 @@ func useLease(t *testing.T, lease *tenure.Lease, renewals int) {
 	}
 }
 
-// transactions counts those that have written.
+// transactions counts the transactions that have written.
 func transactions(t *testing.T, pool *pgxpool.Pool) (n int) {
 	t.Helper()
 	kit.WantErr(t, pool.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text::bigint`).Scan(&n), nil)
@@ -138,8 +138,8 @@ func manyLeases(t *testing.T, store tenure.Store, n int) (leases []*tenure.Lease
 	return leases
 }
 
-// Of three leases the rows of two are locked: one is being renewed alone, and the other
-// is in a group with the third. The session's own limit is no help here.
+// The rows of two of three leases are locked: one lease is being renewed alone, and the other
+// is in a group with the third. The session's own limit does not help here.
 func TestALockedRowHoldsUpNoOtherLease(t *testing.T) {
 	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url+"&lock_timeout=1h", tenure.PostgresConfig{})
@@ -176,8 +176,8 @@ func TestALockedRowHoldsUpNoOtherLease(t *testing.T) {
 	alone.Wait()
 }
 
-// A lease of a short TTL has no time for a group that is undone. The server would log
-// that: only the statements of a group have a timeout of their own.
+// A lease with a short TTL has no time for a group that is rolled back. The server would log
+// the rollback, because only the statements of a group have a timeout of their own.
 func TestACallThatHasLittleTimeGoesAlone(t *testing.T) {
 	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
@@ -243,15 +243,15 @@ func TestAWriteWhoseContextEndsBeforeItsGroupIsSentIsNotWritten(t *testing.T) {
 	cancel()
 	_, err := groupedStore{store}.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.IfAbsent())
 	kit.WantErr(t, err, context.Canceled)
-	// One more of its group, after which it would be there too.
+	// Another write of the same group; after it, the first would be there too.
 	_, err = groupedStore{store}.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}}, tenure.IfAbsent())
 	kit.WantErr(t, err, nil)
 	_, err = store.Get(t.Context(), tenure.Key{Type: "t", ID: "1"})
 	kit.WantErr(t, err, tenure.ErrNotFound)
 }
 
-// Each of a group waits no longer than its own context allows, and the connection
-// ends with the last.
+// Each call of a group waits no longer than its own context allows, and the connection ends
+// with the last call.
 func TestAGroupThatIsNotAnsweredEndsWithItsContexts(t *testing.T) {
 	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
@@ -266,12 +266,12 @@ func TestAGroupThatIsNotAnsweredEndsWithItsContexts(t *testing.T) {
 	kit.AwaitHung(t, pool, 1)
 	cancelShort()
 	kit.WantErr(t, <-a, context.Canceled)
-	// The other may have gone before or with it; in its group it waits on.
+	// The other call may have been sent before it or with it; in its group it keeps waiting.
 	cancelLong()
 	if err := <-b; err != nil && !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	kit.WantErr(t, store.Close(), nil) // waits for the connection of the group
+	kit.WantErr(t, store.Close(), nil) // it waits for the group's connection
 }
 
 // The server's shutdown, or an administrator, may end a session when its transaction
@@ -300,8 +300,8 @@ func TestAGroupWhoseSessionEndsAsItCommitsIsNotWrittenAgain(t *testing.T) {
 	}
 }
 
-// While a group waits for a connection one of it gives up: its record must not appear
-// long after, for nobody.
+// A call of a group that waits for a connection gives up: its record must not appear long
+// after, with no holder.
 func TestAWriteThatWasGivenUpBeforeItsGroupWasSentIsNotWritten(t *testing.T) {
 	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
@@ -327,7 +327,7 @@ func TestAWriteThatWasGivenUpBeforeItsGroupWasSentIsNotWritten(t *testing.T) {
 	kit.WantErr(t, err, tenure.ErrNotFound)
 }
 
-// For the race detector: the group's answer may come when the caller is gone.
+// For the race detector: the group's answer may come after the caller has gone.
 func TestTheAnswerToAWriteThatWasGivenUpIsNotRead(t *testing.T) {
 	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
@@ -362,7 +362,7 @@ func createInGroup(ctx context.Context, store *tenure.PostgresStore, id string) 
 	return done
 }
 
-// hangWrites makes writes of such rows never end.
+// hangWrites makes writes of the matching rows hang.
 func hangWrites(t *testing.T, pool *pgxpool.Pool, write, when string) {
 	t.Helper()
 	kit.ExecPostgres(t, pool, `CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(3600); RETURN NEW; END$$`)
@@ -384,7 +384,7 @@ func TestASlowWriteHoldsUpNoOtherLease(t *testing.T) {
 	kit.WantErr(t, <-done, context.Canceled)
 }
 
-// A hook may choose or prepare a connection by what its context holds: a tenant, say.
+// A hook may choose or prepare a connection by a value in its context, such as a tenant.
 func TestWhereTheCallersHooksPrepareConnectionsEachWriteIsAlone(t *testing.T) {
 	config, err := pgxpool.ParseConfig(kit.PostgresURL(t))
 	kit.WantErr(t, err, nil)
@@ -407,7 +407,7 @@ func TestWhereTheCallersHooksPrepareConnectionsEachWriteIsAlone(t *testing.T) {
 	}
 }
 
-// Another program's table may hold what ours does not.
+// Another program's table may contain values that ours never does.
 func TestARowThatAnotherProgramLeftUntimedIsRenewed(t *testing.T) {
 	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})

@@ -21,14 +21,14 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
-// hashPartitioned is a table of which the names cannot be unique.
+// hashPartitioned is a table whose names can't be unique.
 const hashPartitioned = `
 	CREATE TABLE objects (object_type text, id text, name text, labels jsonb, payload bytea NOT NULL, resource_version bigint NOT NULL,
 		created_at_ms bigint NOT NULL, updated_at_ms bigint NOT NULL, PRIMARY KEY (object_type, id)) PARTITION BY HASH (object_type, id);
 	CREATE TABLE objects_0 PARTITION OF objects FOR VALUES WITH (MODULUS 2, REMAINDER 0);
 	CREATE %s TABLE objects_1 PARTITION OF objects FOR VALUES WITH (MODULUS 2, REMAINDER 1)`
 
-// oneConn returns a pool whose one connection does this when it connects.
+// oneConn returns a pool whose one connection begins with this statement.
 func oneConn(t *testing.T, url, begins string) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(url)
@@ -154,7 +154,7 @@ func TestALeaseIsReleasedAndAcquiredWhateverBecomesOfTheTombstones(t *testing.T)
 			}
 			kit.WantErr(t, running.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
 			if n := strings.Count(log.String(), "no table of tombstones"); n != 1 {
-				t.Errorf("%d lines that tell of it:\n%s", n, log.String())
+				t.Errorf("%d lines about it:\n%s", n, log.String())
 			}
 		})
 	}
@@ -272,8 +272,8 @@ func TestATableWithoutUniqueNamesIsWarnedOfOnce(t *testing.T) {
 	}
 }
 
-// A role that is refused while its password is being rotated is no reason for a
-// standby to wait for a person.
+// A standby need not wait for an operator because its role is refused while the password is
+// being rotated.
 func TestARoleThatIsRefusedForAWhileNeedsNoPerson(t *testing.T) {
 	url, owner := kit.AsWorker(t)
 	role := "worker_" + owner.Config().ConnConfig.Database
@@ -431,7 +431,7 @@ func TestPruningAndDeletesDoNotDeadlock(t *testing.T) {
 	}
 }
 
-// What set-up asks of the catalogs, and what a refused role is told, on other versions.
+// The set-up's queries of the catalogs, and the error of a refused role, on other versions.
 func TestEveryVersionOfPostgresIsInspected(t *testing.T) {
 	kit.OnEachPostgres(t, `^Test(Tombstones|ALeaseIsReleasedAndAcquired|WhatWasFound|AStandbyFollows|ATable|ARole|TheErrorOfADenied)`)
 }

@@ -21,7 +21,7 @@ type SQLiteConfig struct {
 	// Shared says that other processes, or other coordinators of this one, use the same
 	// database and compete for leases. Without it, the store's SingleReplica returns true, and
 	// while one process uses a file in this way, any other that competes on it gets an
-	// [ErrSetup]. That needs a lock on a file beside the database, named after the database and
+	// [ErrSetup]. This takes a lock on a file beside the database, named after the database and
 	// the table, and works on Linux, macOS and the BSDs.
 	Shared bool
 
@@ -107,7 +107,7 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 		return nil, fmt.Errorf("tenure: open SQLite %s: %w", storeurl.Shown(path), err)
 	}
 	store := &SQLiteStore{table: table, shared: cfg.Shared}
-	if cfg.Shared { // then only those that compete need to be refused, and not those that just look
+	if cfg.Shared { // then only processes that compete need to be refused, not those that only read
 		return store, nil
 	}
 	if err := store.claim(ctx); err != nil {
@@ -118,7 +118,7 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 }
 
 // claim refuses a file that two programs use if one of them believes that it is alone. Programs
-// that share the file need a lease, and find any other error when they ask for that.
+// that share the file need a lease, and find any other error when they acquire that.
 func (s *SQLiteStore) claim(ctx context.Context) error {
 	err := s.table.Claim(ctx, s.shared)
 	if s.shared && !errors.Is(err, objects.ErrInUse) {
@@ -200,9 +200,9 @@ func (s *SQLiteStore) DeleteAndWake(ctx context.Context, key Key, version int64)
 func (s *SQLiteStore) Wake(ctx context.Context, key Key) error { return wakeIn(ctx, s.table, key) }
 
 // Watch implements [Watcher]. While there are subscriptions, the store keeps one connection, on
-// which it asks SQLite whether the file was written: when the operating system tells that its
-// write-ahead log was, and once a second, or 20 times a second while nothing can be heard from the
-// system. It does not do so in a database that may have only one or two connections.
+// which it asks SQLite whether the file was written: when the operating system reports that its
+// write-ahead log was, and once a second, or 20 times a second while the operating system can't
+// report writes. It does not do so in a database that may have only one or two connections.
 func (s *SQLiteStore) Watch(key Key) Subscription { return s.table.Watch(objects.ID(key)) }
 
 // Fence implements [Fencer].

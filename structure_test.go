@@ -56,7 +56,7 @@ func TestNoPackageHasAnInit(t *testing.T) {
 	require.Greater(t, files, 200)
 }
 
-// A package that a program can import is frozen with 1.0, and the rule says so.
+// A package that programs can import is frozen at 1.0, and the rule must list it.
 func TestEachPackageIsInTheRuleOfCompatibility(t *testing.T) {
 	rule, err := os.ReadFile("docs/compatibility.md")
 	require.NoError(t, err)

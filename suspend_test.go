@@ -14,8 +14,7 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
-// machine can be suspended. To the programs on it only the wall clock shows the time for
-// which it was.
+// machine can be suspended. Only the wall clock shows its programs how long it was.
 type machine struct{ suspended atomic.Int64 }
 
 // onMachine makes the replicas of a scene run on one machine.
@@ -47,7 +46,7 @@ func TestAfterASuspendTheJobIsToldToReturnInTime(t *testing.T) {
 		require.Equal(t, 13*time.Second, a.Status().TrustLeft)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		// By the wall clock 20 s after the renewal, but for half of the margin.
+		// By the wall clock, 20 s after the renewal, give or take half of the margin.
 		require.InDelta(t, 15250*time.Millisecond, told, float64(250*time.Millisecond))
 		require.InDelta(t, 8750*time.Millisecond, left, float64(250*time.Millisecond))
 	})

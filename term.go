@@ -42,14 +42,14 @@ var (
 )
 
 // isLoss reports whether a term with this cause is over because the lease is lost, and not
-// by a decision of this replica. An error of the job or of its check does not count, whatever
+// because this replica ended it. An error of the job or of its check does not count, whatever
 // it wraps.
 func isLoss(cause error) bool {
 	return (errors.Is(cause, ErrLost) || errors.Is(cause, ErrDeadline)) &&
 		!errors.Is(cause, ErrJobEnded) && !errors.Is(cause, ErrUnhealthy)
 }
 
-// isLossOf reports whether an error means that this term is lost. A mere [ErrLost] may come from
+// isLossOf reports whether an error means that this term is lost. A bare [ErrLost] may come from
 // another lease, or from a gate.
 func isLossOf(term *Term, err error) bool {
 	var lost *LostError
@@ -79,24 +79,24 @@ type Term struct {
 	deleteSent atomic.Bool                    // by a release whose answer we don't know
 	sealed     atomic.Bool                    // see [Lease.Seal]
 	trust      atomic.Pointer[trust]          // nil: a local term, which no time ends
-	longRun    atomic.Pointer[time.Time]      // when the oldest run of the job began, if the record is to tell; nil: it is not
+	longRun    atomic.Pointer[time.Time]      // when the oldest run of the job began, if the record is to say so; nil: it is not
 	clock      clock.Clock                    // nil for a local term
 
 	mu       sync.Mutex      // guards the fields below; never held across I/O
 	version  int64           // of the object, as far as we know; 0: a failover has lost it
-	greatest int64           // version that the object ever had in this term
-	on       Lineage         // in which the record was last looked at
-	vouched  string          // the mark of the lineage in which the term's last answered write was done
+	greatest int64           // the greatest version that the object had in this term
+	on       Lineage         // the lineage in which the record was last seen
+	vouched  string          // the mark of the lineage of the term's last answered write
 	moved    bool            // a renewal was the first one in its lineage, and failedOver has not said so
 	rewrote  bool            // the record was lost before that
 	inDoubt  int             // writes that expect this version and have no answer, or none yet
 	offered  *record.Payload // what the release puts in place of the record; nil: nothing
-	renewing chan struct{}   // of the latest renewal; closed when it ends
+	renewing chan struct{}   // closed when the latest renewal ends
 }
 
 // trust is the time until which a holder may believe in its term: attempt + TTL − Margin, on both
-// clocks of the process. The monotonic clock stands still while the machine is suspended, and the
-// TTL does not, so the clock that says that less time remains is right.
+// clocks of the process. While the machine is suspended, the monotonic clock stands still but the
+// TTL keeps running, so the clock that shows less time is right.
 type trust struct{ deadline clock.Reading }
 
 func newTrust(attempt clock.Reading, d time.Duration) *trust {
@@ -123,8 +123,8 @@ func (t *Term) must(method string) *Term {
 // Key returns the key of the lease.
 func (t *Term) Key() Key { return t.must("Key").key }
 
-// Record returns the payload of the lease's object, which a [Fencer] compares. Its bytes are the
-// same for the whole term, and no other term has them. The caller must not change it. It is nil
+// Record returns the payload of the lease's object, which a [Fencer] compares. The bytes stay
+// the same for the whole term, and are unique to it. The caller must not change them. It is nil
 // if there is no lease to lose: see [Exclusive].
 func (t *Term) Record() []byte { return t.must("Record").payload }
 
@@ -142,13 +142,14 @@ func (t *Term) Holder() string { return t.must("Holder").holder }
 // AcquiredAt returns when the term began, by the clock of the process that began it.
 func (t *Term) AcquiredAt() time.Time { return t.must("AcquiredAt").acquiredAt }
 
-// Witnessed reports whether the record names a witness, which was told of the term. When this process and all others under
-// the witness are dead, it releases the lease, so that the record need not expire: unless the term is too young then, the lease is
-// in another store than the one that the witness opens, or the witness has itself died meanwhile. See package witness.
+// Witnessed reports whether the record names a witness, which was told of the term. When this process and all others under the
+// witness are dead, the witness releases the lease, so that standbys need not wait until it expires. The lease still has to
+// expire if the term is too young, if the lease is in another store than the one that the witness opens, or if the witness has
+// itself died. See package witness.
 func (t *Term) Witnessed() bool { return t.must("Witnessed").witnessed }
 
-// timeLeft returns for how long the term may still be trusted, by both clocks: 0 or less if it
-// may not. All questions about the trust in a term are answered here.
+// timeLeft returns how long the term may still be trusted, by both clocks: 0 or less if it may
+// not. All questions about the trust in a term are answered here.
 func (t *Term) timeLeft() time.Duration {
 	trust := t.trust.Load()
 	if trust == nil {
@@ -157,7 +158,7 @@ func (t *Term) timeLeft() time.Duration {
 	return trust.deadline.Until(t.clock())
 }
 
-// trustLasts reports whether the term could be trusted still if it were not over.
+// trustLasts reports whether the term could still be trusted if it were not over.
 func (t *Term) trustLasts() bool { return t.trust.Load() != nil && t.timeLeft() > 0 }
 
 // sinceRenewal returns how long ago the last successful acquire or renewal was sent, by both
@@ -167,8 +168,8 @@ func (t *Term) sinceRenewal() time.Duration { return t.trusted - t.timeLeft() }
 // Deadline returns when the trust in the term ends unless it is renewed. It is the zero time if
 // there is no lease to lose.
 //
-// Both clocks of the process decide, as they stand at the time of the call. After the machine
-// was suspended, less time remains than [time.Until] says, so prefer [Term.Remaining].
+// It is computed from both clocks of the process at the time of the call. After the machine was
+// suspended, less time remains than [time.Until] says, so prefer [Term.Remaining].
 func (t *Term) Deadline() time.Time {
 	trust := t.must("Deadline").trust.Load()
 	if trust == nil {
@@ -211,7 +212,7 @@ func (t *Term) lostTo(lost *LostError) error {
 	return lost
 }
 
-// over returns why the term is not valid, nil while it is.
+// over returns why the term is not valid, or nil if it is.
 func (t *Term) over() error {
 	if t.Valid() {
 		return nil
@@ -219,7 +220,7 @@ func (t *Term) over() error {
 	return *t.ended.Load()
 }
 
-// isFor refuses a term on which a lease with this key cannot act.
+// isFor returns an error if a lease with this key cannot act on the term.
 func (t *Term) isFor(op string, key Key) error {
 	if t == nil || t.id == "" {
 		return fmt.Errorf("tenure: %s %s: %w: no term is given", op, key, ErrInvalid)
@@ -290,9 +291,10 @@ func (t *Term) giveWay(ctx context.Context) {
 	}
 }
 
-// writing notes that a renewal is being sent. It returns when, the version that the renewal
-// expects, and on which server: where the record was last looked at. If the store refuses the
-// renewal, refused is called; otherwise it may have landed, or may still land.
+// writing notes that a renewal is being sent. It returns the time, the version that the renewal
+// expects, the lineage in which the record was last seen, and the condition for the write. If
+// the store refuses the renewal, the caller calls refused; otherwise the renewal may have
+// landed, or may still land.
 func (t *Term) writing() (attempt clock.Reading, version int64, on Lineage, cond WriteCondition) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -304,8 +306,8 @@ func (t *Term) writing() (attempt clock.Reading, version int64, on Lineage, cond
 	return t.clock(), t.version, t.on, cond.OnServer(t.on.Server, t.greatest)
 }
 
-// reasserts notes that a failover has lost the term's record, and what stands in its place; version 0:
-// nothing.
+// reasserts notes that a failover has lost the term's record, and which version stands in its place;
+// 0: none.
 func (t *Term) reasserts(version int64, on Lineage) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -313,7 +315,7 @@ func (t *Term) reasserts(version int64, on Lineage) {
 }
 
 // failedOver reports whether the last renewal was the first one since a failover, and whether the record was
-// lost in that. It says so once.
+// lost. It returns true only once.
 func (t *Term) failedOver() (is, recordLost bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -329,14 +331,14 @@ func (t *Term) movesTo(on Lineage) {
 	t.on = on
 }
 
-// lookedAt returns where the record was last looked at.
+// lookedAt returns the lineage in which the record was last seen.
 func (t *Term) lookedAt() Lineage {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.on
 }
 
-// refused notes that a renewal that expected a version has changed nothing.
+// refused notes that a renewal which expected this version has changed nothing.
 func (t *Term) refused(version int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -374,7 +376,7 @@ func (t *Term) recognise(known, version int64, request *record.Request) bool {
 		t.version, t.inDoubt = version, 0
 	}
 	// In a resumed term an unanswered write proves nothing, because yet another process may
-	// have resumed the term. Its rightful owner can do so again.
+	// have resumed the term. Its rightful owner can resume it again.
 	inDoubt := t.inDoubt > 0 && t.resumed == nil
 	ours := version <= t.version || inDoubt || request != nil && request.Version <= t.version
 	if ours {
@@ -383,9 +385,9 @@ func (t *Term) recognise(known, version int64, request *record.Request) bool {
 	return ours
 }
 
-// offer returns what a release puts in place of the term's record; nil if nothing. Each attempt
-// gets the same offer, so that it is recognised if the answer was lost. After a failover only an offer,
-// which tells that the term was valid, frees the lease at once.
+// offer returns what a release puts in place of the term's record, or nil if it puts nothing there.
+// Each attempt gets the same offer, so that it is recognised if the answer was lost. After a failover
+// only an offer, which shows that the term was valid, frees the lease at once.
 func (t *Term) offer(lasts time.Duration, failedOver bool) *record.Payload {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -50,7 +50,7 @@ func TestTokensIncreaseOverCrashRestartAndRestoreOfTheDatabase(t *testing.T) {
 	begin("after the loss of all rows")
 }
 
-// restorable is a store that a test can replace by another, as the restore of a dump does.
+// restorable is a store that a test can replace with another, as restoring a dump does.
 type restorable struct{ atomic.Pointer[storetest.Mem] }
 
 func (r *restorable) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
@@ -65,8 +65,8 @@ func (r *restorable) DeleteIf(ctx context.Context, key tenure.Key, version int64
 	return r.Load().DeleteIf(ctx, key, version)
 }
 
-// restore returns a restored store, whose tombstones are lost. Only together with a clock
-// that is behind can that repeat a token.
+// restore replaces the store with a restored one whose tombstones are lost. That can repeat a
+// token only if the clock is behind as well.
 func (r *restorable) restore() (behind *atomic.Int64) {
 	behind = new(atomic.Int64)
 	behind.Store(int64(time.Hour))

@@ -59,9 +59,9 @@ type Trace struct {
 	// long ago. The lease is no longer renewed and will expire.
 	JobStuck func(term *Term, since time.Duration)
 
-	// FailedOver is called when the first renewal has succeeded since a failover or a restore of the
-	// database, which may have lost what the job remembers of it. RecordLost says that it has lost the
-	// term's record, which was written again. The term goes on.
+	// FailedOver is called when the first renewal since a failover or a restore of the database has
+	// succeeded. The database may have lost data that the job has read or written before. RecordLost
+	// says that it has lost the term's record, which was written again. The term goes on.
 	FailedOver func(term *Term, recordLost bool)
 
 	// JobRun is called when a run of the job has begun, and again when it has ended: see
@@ -69,7 +69,7 @@ type Trace struct {
 	// having been told to return: that is a failed run.
 	JobRun func(run JobRun)
 
-	// HolderChanged is called when this replica sees another holder than before, which may
+	// HolderChanged is called when this replica sees a different holder than before, which may
 	// be itself. Empty means that no replica holds the lease, as far as this one knows.
 	HolderChanged func(holder string)
 }
@@ -92,7 +92,7 @@ type monitor struct {
 	state state
 }
 
-// tell has a func of the trace called, unless the user has not set it.
+// tell queues a call of one of the trace's funcs, if the user has set it.
 func (m *monitor) tell(isSet bool, call func()) {
 	if isSet {
 		m.reports.Add(call)
@@ -106,7 +106,8 @@ func (m *monitor) update(change func(*state)) {
 }
 
 // log returns the logger with the attributes of all this coordinator's lines. It is made anew
-// each time: a program with many leases would need more memory for loggers than for terms.
+// each time, because a program with many leases would otherwise need more memory for loggers
+// than for terms.
 func (m *monitor) log() *slog.Logger {
 	return m.logger.With(logAttrs(m.lease, m.replica)...)
 }

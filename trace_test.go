@@ -15,8 +15,8 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// tale is what a trace was told, in order. What is told several times in a row stands there
-// once: how often a standby looks is random.
+// tale records the trace's calls in order. Repeated calls in a row are recorded once, because
+// how often a standby looks is random.
 type tale struct{ script }
 
 func (s *tale) tell(format string, args ...any) {
@@ -184,7 +184,7 @@ func TestTheStatusShowsToATraceWhatItIsTold(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		var c *tenure.Coordinator
 		var seen []string
-		note := func(what string) { // the coordinator may be further by now
+		note := func(what string) { // the coordinator may have moved on by now
 			seen = append(seen, what)
 			switch role := c.Status().Role; what {
 			case "acquired":

@@ -69,7 +69,7 @@ func TestAnUpdateThatCannotSucceedEnds(t *testing.T) {
 			if tries++; tries == 20 {
 				cancel()
 			}
-			kit.Put(t, t.store, obj) // somebody is always quicker
+			kit.Put(t, t.store, obj) // another writer is always faster
 			return obj, nil
 		})
 		require.ErrorIs(t, err, context.Canceled)
