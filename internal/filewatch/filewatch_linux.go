@@ -25,7 +25,7 @@ func watch(path string) (*Watcher, error) {
 			if _, err := events.Read(buf[:]); err != nil {
 				return
 			}
-			select { // meanwhile the kernel makes one event of those that are equal
+			select { // meanwhile the kernel merges equal events
 			case c <- struct{}{}:
 			case <-closing:
 				return

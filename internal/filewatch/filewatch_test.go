@@ -14,7 +14,7 @@ import (
 	"github.com/tenurelib/tenure/internal/filewatch"
 )
 
-// patience is far more than any notification takes, and quiet is long enough for one that comes.
+// patience is far longer than any notification takes, and quiet is long enough for one to arrive.
 const (
 	patience = 30 * time.Second
 	quiet    = 50 * time.Millisecond
@@ -46,7 +46,7 @@ func wantNotified(t *testing.T, w *filewatch.Watcher) {
 	select {
 	case <-w.C:
 	case <-time.After(patience):
-		t.Fatal("nothing tells that the file was written")
+		t.Fatal("no notification that the file was written")
 	}
 }
 
@@ -81,7 +81,7 @@ func TestWritesOfOtherFilesAreNotTold(t *testing.T) {
 	write(t, other)
 	select {
 	case <-w.C:
-		t.Error("told of another file")
+		t.Error("notified of a write to another file")
 	case <-time.After(quiet):
 	}
 	write(t, file)
@@ -106,7 +106,7 @@ func TestFilesAreNotWatchedInVirtualTime(t *testing.T) {
 	})
 }
 
-// Close waits for the goroutine, which may be waiting for the file or for somebody who receives.
+// Close waits for the goroutine, which may be waiting for the file or for a receiver.
 func TestNothingIsLeftOfAWatchThatIsClosed(t *testing.T) {
 	before, began := runtime.NumGoroutine(), descriptors()
 	for i := range 20 {

@@ -63,7 +63,7 @@ func watch(path string) (*Watcher, error) {
 	})
 	return &Watcher{C: c, end: func() {
 		close(closing)
-		_ = syscall.CancelIoEx(handle, &w.overlapped) // the goroutine gets an error, also for what it asks for just now
+		_ = syscall.CancelIoEx(handle, &w.overlapped) // the goroutine gets an error, even for a request that it is just making
 		_ = syscall.PostQueuedCompletionStatus(port, 0, ended, nil)
 		reading.Wait()
 		w.close()
@@ -72,7 +72,7 @@ func watch(path string) (*Watcher, error) {
 
 const ended = 1 // the key of the message that ends the goroutine
 
-// directory is a directory whose changes Windows reports, one answer for each question.
+// directory is a directory whose changes Windows reports, one answer for each request.
 type directory struct {
 	handle, port syscall.Handle
 	name         string // of the file

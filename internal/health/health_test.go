@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// each runs a test again and again in several goroutines, which are paused at any moment, because the world
-// is stopped all the time.
+// each runs a test again and again in several goroutines, and keeps stopping the world, so that they are
+// paused at any moment.
 func each(t *testing.T, test func(c *Check)) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
 	end := time.Now().Add(2 * time.Second)

@@ -1,5 +1,5 @@
 // Package listen receives Postgres notifications for a whole store on one connection, and
-// connects again when that breaks.
+// reconnects when the connection breaks.
 package listen
 
 import (
@@ -43,7 +43,7 @@ type Listener struct {
 	// Connect opens the connection to listen on.
 	Connect func(ctx context.Context) (*pgx.Conn, error)
 
-	// Key returns the key of the hub that a payload is about, and whether it is for this hub.
+	// Key returns the hub's key for a payload, and whether the payload is for this hub.
 	Key func(payload string) (key string, ours bool)
 
 	// Notify notifies the channel, through another connection.
@@ -83,8 +83,8 @@ func (l *Listener) Run(ctx context.Context) {
 	}
 }
 
-// listen uses one connection until it breaks. It returns how long the connection was live, and why it
-// ended.
+// listen uses one connection until it breaks. It returns how long the connection was live, and the
+// error that ended it.
 func (l *Listener) listen(ctx context.Context, again bool) (lasted time.Duration, err error) {
 	conn, err := l.prepare(ctx)
 	if err != nil {
@@ -140,8 +140,8 @@ func (l *Listener) prepare(ctx context.Context) (*pgx.Conn, error) {
 		if err := l.checkDelivery(ctx, conn); err != nil {
 			return err
 		}
-		// This session is meant to be idle. It is ours alone: through a pooler nothing would have
-		// arrived. LISTEN is repeated because pg_stat_activity shows the last query.
+		// This session is meant to idle. No other client shares it: through a pooler nothing would
+		// have arrived. LISTEN is repeated because pg_stat_activity shows the last query.
 		_, err := conn.Exec(ctx, listen+"; SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout' AND setting <> '0'")
 		return err
 	})
@@ -152,8 +152,8 @@ func (l *Listener) prepare(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// checkDelivery makes sure that notifications of another connection arrive on this one. Through a pooler
-// in transaction mode LISTEN succeeds, and nothing ever arrives.
+// checkDelivery makes sure that notifications from another connection arrive on this one. Through a
+// pooler in transaction mode LISTEN succeeds, and nothing ever arrives.
 func (l *Listener) checkDelivery(ctx context.Context, conn *pgx.Conn) error {
 	word := uuid.NewString()
 	if err := l.Notify(ctx, word); err != nil {
@@ -164,7 +164,7 @@ func (l *Listener) checkDelivery(ctx context.Context, conn *pgx.Conn) error {
 		switch {
 		case err == nil && received.Payload == word:
 			return nil
-		case err == nil: // not lost: the hub wakes everybody when it becomes live
+		case err == nil: // not lost: the hub wakes all watches when it becomes live
 		case ctx.Err() == nil && pgconn.Timeout(err):
 			return fmt.Errorf("%w: if a pooler is in between, set ListenURL, or the store's whole URL, to the server itself; if ListenURL is set, it may name another database", errUndelivered)
 		default:

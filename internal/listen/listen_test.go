@@ -30,7 +30,7 @@ const (
 	promptly = 2 * time.Second // less than any pause or patience of the listener
 )
 
-// warnings are the lines that a listener logs, but for those of debugging.
+// warnings has the lines that a listener logs above debug level.
 type warnings struct {
 	mu    sync.Mutex
 	lines []string
@@ -105,7 +105,7 @@ func notify(ctx context.Context, url, channel, payload string) error {
 	return err
 }
 
-// query asks the database beside the listener.
+// query queries the database on a connection other than the listener's.
 func query(t *testing.T, url, sql string) (n int) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
@@ -199,8 +199,8 @@ func TestANotificationWakesThoseWhoWatchWhatItNames(t *testing.T) {
 	}
 }
 
-// What is missed between two connections cannot be known; so whoever watches is
-// woken when the second hears.
+// What was missed between two connections cannot be known, so all watches are woken when the second
+// one listens.
 func TestWhatWasMissedWhileTheConnectionWasGoneIsHealedWhenItIsBack(t *testing.T) {
 	url := kit.PostgresURL(t)
 	gate := make(chan struct{}, 1)
@@ -227,7 +227,7 @@ func TestWhatWasMissedWhileTheConnectionWasGoneIsHealedWhenItIsBack(t *testing.T
 	received(t, "the connection is gone", w)
 	r.awaitLive(w, false)
 	received(t, "the connection is gone", other)
-	r.notify(url, "a") // nobody hears it
+	r.notify(url, "a") // no connection hears it
 	if drain(w) || w.Live() {
 		t.Fatal("it was heard; the test tests nothing")
 	}
@@ -277,8 +277,8 @@ func TestAListenerComesBackByItselfWhenTheServerDoes(t *testing.T) {
 			r.awaitLive(w, true)
 			r.notify(url, "a")
 			received(t, "notified", w)
-			// The loss, that nobody answers, that the server starts, and what else a slow
-			// one says, but each of it once, whatever the time and the port.
+			// The lost connection, the server that does not answer, that it starts up, and whatever
+			// else a slow server says; each is logged once, whatever the time and the port.
 			said := make(map[string]bool)
 			lines := r.log.all()
 			for _, line := range lines {
@@ -317,7 +317,7 @@ func TestARoleWhoseSessionsMayNotIdleIsHeardOnOneConnection(t *testing.T) {
 	}
 }
 
-// A pooler takes LISTEN and passes nothing on.
+// A pooler accepts LISTEN and forwards no notifications.
 func TestAListenerThatHearsNothingIsNeverLiveAndSaysSoOnce(t *testing.T) {
 	url := kit.PostgresURL(t)
 	sent := make(chan struct{}, 10)
@@ -334,7 +334,7 @@ func TestAListenerThatHearsNothingIsNeverLiveAndSaysSoOnce(t *testing.T) {
 		if w.Live() {
 			t.Fatal("live, though nothing was heard")
 		}
-		r.notify(url, "a") // others are heard; what it has sent itself is not
+		r.notify(url, "a") // notifications from other connections arrive; those that it has sent itself don't
 		time.Sleep(10 * time.Millisecond)
 	}
 	if lines := r.log.all(); len(lines) != 1 || !strings.Contains(lines[0], "pooler") {
@@ -348,7 +348,7 @@ func TestAListenerThatHearsNothingIsNeverLiveAndSaysSoOnce(t *testing.T) {
 
 func TestRunReturnsPromptlyWhateverItWaitsFor(t *testing.T) {
 	url := kit.PostgresURL(t)
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and says nothing
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and says nothing
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -405,7 +405,7 @@ func TestRunReturnsPromptlyWhateverItWaitsFor(t *testing.T) {
 				t.Errorf("Run returned after %v", took)
 			}
 			if r.watch("a").Live() {
-				t.Error("live, though nobody listens any more")
+				t.Error("live, although nothing listens any more")
 			}
 			r.await("no connection is left", func() bool { return query(t, url, connections) == 0 })
 			if n := goroutines(); n > before {
@@ -420,7 +420,7 @@ type onLine func()
 
 func (f onLine) Write(p []byte) (int, error) { f(); return len(p), nil }
 
-// goroutines counts those that the listener has begun, or its driver for it.
+// goroutines counts the goroutines that the listener or its driver has started.
 func goroutines() (n int) {
 	stacks := make([]byte, 1<<20)
 	for g := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
@@ -431,7 +431,7 @@ func goroutines() (n int) {
 	return n
 }
 
-// From here on no server is asked, so that hours pass at once.
+// The tests below use no server, so that hours pass at once.
 
 func TestTheLogGetsALineForEachNewStateOfAffairsAndNoneForARetry(t *testing.T) {
 	for name, takes := range map[string]time.Duration{
@@ -450,7 +450,7 @@ func TestTheLogGetsALineForEachNewStateOfAffairsAndNoneForARetry(t *testing.T) {
 						attempts.Add(1)
 						select {
 						case <-ctx.Done():
-							// What comes of the end of the context takes its time too.
+							// What follows the end of the context takes its time too.
 							time.Sleep(time.Millisecond)
 						case <-time.After(takes):
 						}
@@ -484,10 +484,10 @@ func TestTheLogGetsALineForEachNewStateOfAffairsAndNoneForARetry(t *testing.T) {
 	}
 }
 
-// fakeServer answers as a Postgres server does that has nothing to tell.
+// fakeServer answers like a Postgres server that has nothing to report.
 type fakeServer struct {
 	slow time.Duration // to connect to
-	mute atomic.Bool   // it takes what is sent, and answers no more
+	mute atomic.Bool   // it accepts what is sent, and no longer answers
 
 	mu          sync.Mutex
 	connections int // ever made
@@ -552,7 +552,7 @@ func (s *fakeServer) send(b *pgproto3.Backend, messages ...pgproto3.BackendMessa
 	_ = b.Flush() // to one that has hung up
 }
 
-// notify notifies the client that came last.
+// notify notifies the client that connected last.
 func (s *fakeServer) notify(_ context.Context, payload string) error {
 	s.mu.Lock()
 	b := s.client
@@ -600,7 +600,7 @@ func TestAConnectionThatIsSilentIsAskedWhetherItLives(t *testing.T) {
 			t.Error("after a silent hour a notification is not heard")
 		}
 
-		// Its packets go nowhere from now on, and no error tells.
+		// From now on its packets are lost without an error.
 		server.mute.Store(true)
 		time.Sleep(5 * time.Minute)
 		if w.Live() || !drain(w) {

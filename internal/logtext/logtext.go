@@ -1,4 +1,4 @@
-// Package logtext makes the texts of errors fit for a log.
+// Package logtext prepares the texts of errors for a log.
 package logtext
 
 import (
@@ -62,6 +62,6 @@ const uuid = `[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}`
 
 var varying = regexp.MustCompile(uuid + `|\p{Nd}`)
 
-// Gist returns a text without its UUIDs and digits, because a session or a port that differs each time does not
-// make an error another one.
+// Gist returns a text without its UUIDs and digits, because a different session or port does not make it a
+// different error.
 func Gist(text string) string { return varying.ReplaceAllString(text, "") }

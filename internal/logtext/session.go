@@ -2,8 +2,8 @@ package logtext
 
 import "cmp"
 
-// OfSession returns the line that is logged about a session of package claims, given the one about its lease: its user has
-// asked for neither a lease nor a job.
+// OfSession returns the line that is logged about a session of package claims, given the line about its lease, because its
+// user knows of neither a lease nor a job.
 func OfSession(line string) string { return cmp.Or(sessionLines[line], line) }
 
 var sessionLines = map[string]string{

@@ -12,8 +12,8 @@ const DrainType = "tenure.drain"
 // QueueType is the type of the objects that are the records of queues.
 const QueueType = "tenure.queue"
 
-// QueueRecord is the payload of a queue's record: where the claims on a table's rows stand. It is for tools
-// of operators, which do not know the tables of a program.
+// QueueRecord is the payload of a queue's record: where the claims on a table's rows stand. It is for
+// operators' tools, which do not know a program's tables.
 type QueueRecord struct {
 	Schema  string `json:"schema,omitempty"`
 	Table   string `json:"table"`
@@ -22,8 +22,8 @@ type QueueRecord struct {
 	Token   string `json:"token"`
 }
 
-// SessionLength is how many characters the ID of a session has: a UUID. Those of sessions that remote
-// workers keep may have more.
+// SessionLength is the number of characters of a session's ID, which is a UUID. The IDs of remote
+// workers' sessions may be longer.
 const SessionLength = 36
 
 // Claim is a row of the claims' table.
@@ -36,23 +36,23 @@ type Claim struct {
 	// Exhausted says that a row that was taken has no attempt left.
 	Exhausted bool
 
-	// Row says in a fence that the claim is on a row of a table of the user, whose name is the kind.
+	// Row says in a fence that the claim is on a row of the user's table that the kind names.
 	Row bool
 
 	// Gone says that the session has no record, so the row is free too. That does not change,
-	// because a session begins with its record, and its ID is never used again. Only one plain
-	// SELECT may find this out: in the snapshot of a statement that waits for a lock, the record
-	// of a session that is younger than the snapshot is also missing.
+	// because a session begins with its record, and its ID is never used again. Only a single plain
+	// SELECT may find this out: the snapshot of a statement that waits for a lock also lacks the
+	// record of a session that has begun since.
 	Gone bool
 }
 
-// IsUndone reports whether a failover has lost a claim, given the row that stands in its place, if one exists: the token
-// of a row only grows, and only the claims' table gets a missing row back.
+// IsUndone reports whether a failover has lost a claim, given the row that stands in its place, if one exists: a row's
+// token only grows, and only in the claims' table is a missing row written again.
 func (c *Claim) IsUndone(row Claim, exists, ofRow bool) bool {
 	return exists && row.Token < c.Token || !exists && !ofRow
 }
 
-// Session is a session that rows of the claims' table name.
+// Session is a session named by rows of the claims' table.
 type Session struct {
 	ID     string
 	Record *Row  // nil: the session is gone
@@ -60,7 +60,7 @@ type Session struct {
 	Server int64 // which start of which server has answered; 0: unknown
 }
 
-// ClaimCount is how many rows of a kind name a session.
+// ClaimCount is the number of rows of a kind that name a session.
 type ClaimCount struct {
 	Session, Kind string
 	Claims        int

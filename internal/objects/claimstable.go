@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Backend is what the database of a store has for package claims. A store returns it from a method
+// Backend is what a store's database offers to package claims. A store returns it from a method
 // Backend.
 type Backend interface {
 	// Claims returns the table of claims.
@@ -16,8 +16,8 @@ type Backend interface {
 }
 
 // ClaimStore is a table that records owners: the claims' table of either database, or one of the
-// user's. All methods are safe for concurrent use. Each statement has a time limit, after which one
-// whose answer was lost has ended.
+// user's. All methods are safe for concurrent use. Each statement has a time limit, so that even
+// one whose answer was lost has ended by then.
 type ClaimStore interface {
 	// Look returns those of the rows that exist.
 	Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]Claim, error)
@@ -26,23 +26,23 @@ type ClaimStore interface {
 	// free because another transaction has locked them. In the claims' table, all are freed alike.
 	Free(ctx context.Context, session, kind string, ids []string, tokens []int64, how Freeing, limit time.Duration) (locked []Claim, err error)
 
-	// Reassert makes a session the owner of rows again whose claims a failover has lost: of those that are missing in the
-	// claims' table, or that have lesser tokens than these. It leaves the others.
+	// Reassert makes a session the owner again of rows whose claims a failover has lost: those that are missing from the
+	// claims' table, or that have smaller tokens than these. It leaves the others.
 	Reassert(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) error
 
-	// Owned returns at most n rows that a session owns, those after another row.
+	// Owned returns at most n rows that a session owns, beginning after the given row.
 	Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]Claim, error)
 
-	// Request asks the owners of rows to give them back, and returns these rows. It and Wanted are for a
-	// table that keeps requests.
+	// Request asks the owners of rows to give them back, and returns these rows. Request and Wanted are
+	// for a table that keeps requests.
 	Request(ctx context.Context, kind string, ids []string, limit time.Duration) ([]Claim, error)
 
-	// Wanted returns at most n claims of a session that were requested, those after another one. Gone
+	// Wanted returns at most n requested claims of a session, beginning after the given one. Gone
 	// means that the claim has ended and that the request was deleted.
 	Wanted(ctx context.Context, session string, after Claim, n int, limit time.Duration) ([]Claim, error)
 
-	// Counts returns how many rows name each session, by kind, and counts up to most of each. Sessions
-	// are in order, and so are the kinds of each.
+	// Counts returns how many rows name each session, by kind, counting up to most for each. It
+	// returns sessions in order, and the kinds of each session in order.
 	Counts(ctx context.Context, most int, limit time.Duration) ([]ClaimCount, error)
 
 	// LongestKey returns how many bytes a key may have together with its kind; 0: any number.
@@ -57,20 +57,20 @@ type ClaimsTable interface {
 	ClaimStore
 
 	// Migrate creates the tables of claims and requests if they are missing, when the database is up. It
-	// returns an [ErrSetup] if they are not fit for claims.
+	// returns an [ErrSetup] if they are unsuitable for claims.
 	Migrate(ctx context.Context) error
 
-	// Take makes a session the owner of rows: of those among ids that are free, or whose session is one of
-	// those that are gone, and of the missing ones, which it creates. It leaves rows that another
-	// transaction has locked, and returns those that the session owns now and did not own before.
+	// Take makes a session the owner of the rows among ids that are free or whose session is in gone, and
+	// of the missing rows, which it creates. It leaves rows that another transaction has locked, and
+	// returns those that the session owns now and did not own before.
 	Take(ctx context.Context, session, kind string, ids, gone, missing []string, limit time.Duration) ([]Claim, error)
 
 	// TakeOne is Take for one of the rows among ids that may be taken: the one that was taken longest ago.
 	TakeOne(ctx context.Context, session, kind string, ids, gone []string, limit time.Duration) ([]Claim, error)
 
-	// Move makes a session the owner of rows of others, if the claims on them are those that were seen,
-	// and tells their owners as Request does. It leaves rows that another transaction has locked, and
-	// returns them as they were seen.
+	// Move makes a session the owner of other sessions' rows, if the claims on them are those that were
+	// seen, and tells their owners as Request does. It leaves rows that another transaction has locked,
+	// and returns them as they were seen.
 	Move(ctx context.Context, session, kind string, seen []Claim, limit time.Duration) (moved, locked []Claim, err error)
 
 	// OfKinds returns the rows of some kinds whose sessions have records, and the time by the store's
@@ -81,7 +81,7 @@ type ClaimsTable interface {
 	Forget(ctx context.Context, kind string, limit time.Duration) error
 
 	// Prune deletes at most n rows that are free and whose last claim is more than a day old, and as many
-	// requests for claims that have ended. It returns how many, and the token after which the next call
-	// should begin.
+	// requests for claims that have ended. It returns the number of deleted rows, and the token after
+	// which the next call should begin.
 	Prune(ctx context.Context, after int64, n int, limit time.Duration) (last int64, pruned int, err error)
 }

@@ -18,12 +18,11 @@ var (
 	ErrLost     = errors.New("lease lost")
 )
 
-// ErrMoved says that a write names another server than the one that it has reached. It is an
-// [ErrConflict].
-var ErrMoved = fmt.Errorf("%w: the database is on another server than the one that was looked at, or has been restarted", ErrConflict)
+// ErrMoved says that a write has not reached the server that it names. It is an [ErrConflict].
+var ErrMoved = fmt.Errorf("%w: the database is on another server than before, or has been restarted", ErrConflict)
 
 // ErrInUse means that a process may not use a SQLite file, because another process uses it and one
-// of the two believes that it is alone. It is an [ErrSetup].
+// of the two assumes that it is alone. It is an [ErrSetup].
 var ErrInUse error = inUse{}
 
 type inUse struct{}
@@ -99,7 +98,7 @@ func (e *Conflict) Is(target error) bool { return target == ErrConflict }
 // FenceLost is part of the error with which a fence statement fails on Postgres.
 const FenceLost = "tenure: the term is over; records that stand: "
 
-// Moved is part of the error with which a statement fails on Postgres that names another server.
+// Moved is part of the error with which a statement that names another server fails on Postgres.
 const Moved = "tenure: another server than the one that was looked at: "
 
 // PutConflict is part of the error with which a put statement fails on Postgres.
@@ -121,7 +120,7 @@ func ValidText(what, s string) error {
 	return nil
 }
 
-// ValidList rejects arguments with which no store can list objects.
+// ValidList rejects arguments that no store can list objects with.
 func ValidList(objectType, after string, limit int) error {
 	errs := []error{ValidText("object type", objectType), ValidText("after", after)}
 	if objectType == "" {

@@ -11,7 +11,7 @@ const defaultCallLimit = 30 * time.Second
 
 var callLimit atomic.Int64 // set by tests; 0: the default
 
-// CallLimit returns how long a call may take whose context has no deadline.
+// CallLimit returns how long a call without a deadline may take.
 func CallLimit() time.Duration {
 	return cmp.Or(time.Duration(callLimit.Load()), defaultCallLimit)
 }

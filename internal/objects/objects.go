@@ -84,12 +84,12 @@ type Fence struct {
 	Record []byte // of a lease: the payload that must stand
 	Claim  *Claim // of a claim: the row that must stand as it is; nil: the fence is a lease's
 
-	// Server is where the lease's record was last looked at. On another server the record may be missing because a
-	// failover has lost it. Empty: unknown. Nil for a claim.
+	// Server returns the server on which the lease's record was last seen. On another server the record may be
+	// missing because a failover has lost it. Empty: unknown. Nil for a claim.
 	Server func() string
 
-	// Reassert is for a claim whose row a failover has lost, as the row shows. It returns when the session has written
-	// again what it could, or has ended. It reports false if the session is not one of this process. Nil for a lease.
+	// Reassert is for a claim that a failover has lost, as its row shows. It returns when the session has rewritten
+	// what it could, or has ended. It reports false if the session does not belong to this process. Nil for a lease.
 	Reassert func(ctx context.Context) (again bool, err error)
 
 	// Idle is how long a transaction may idle before the server ends it.
@@ -100,15 +100,15 @@ type Fence struct {
 	Yield func(ctx context.Context)
 
 	// Refused returns the error of a write whose fence did not hold, an [ErrLost], and ends the
-	// right that is lost. Now is the record that stands in place of the lease's; nil if there is
-	// none, or if the fence is a claim's. Why says why the record is not known.
+	// lost right. Now is the record that stands in place of the lease's; nil if there is none, or
+	// if the fence is a claim's. If the record is not known, why is the reason.
 	Refused func(now *Row, why error) error
 }
 
-// OfRow reports whether a fence is that of a claim on a row of a table of the user.
+// OfRow reports whether the fence belongs to a claim on a row of a user's table.
 func (f *Fence) OfRow() bool { return f != nil && f.Claim != nil && f.Claim.Row }
 
-// OfKey reports whether a fence is that of a claim in the claims' table.
+// OfKey reports whether the fence belongs to a claim in the claims' table.
 func (f *Fence) OfKey() bool { return f != nil && f.Claim != nil && !f.Claim.Row }
 
 // Statement returns one of two statements, the one for a record or the one for a claim in the claims' table,
@@ -149,13 +149,13 @@ func WithLeaseCall(ctx context.Context) context.Context {
 // IsLeaseCall reports whether a call is a lease's.
 func IsLeaseCall(ctx context.Context) bool { return ctx.Value(leaseCall) != nil }
 
-// WithClaimCall marks a call to the store as one for claims, which also have connections of their own
-// on Postgres.
+// WithClaimCall marks a call to the store as a claim's. Claims also have connections of their own on
+// Postgres.
 func WithClaimCall(ctx context.Context) context.Context {
 	return context.WithValue(ctx, claimCall, true)
 }
 
-// IsClaimCall reports whether a call is one for claims.
+// IsClaimCall reports whether a call is a claim's.
 func IsClaimCall(ctx context.Context) bool { return ctx.Value(claimCall) != nil }
 
 // WithoutSync marks writes of claims that need not wait for the disk, because they are repeated if a
@@ -167,13 +167,13 @@ func WithoutSync(ctx context.Context) context.Context {
 // IsWithoutSync reports whether a write need not wait for the disk.
 func IsWithoutSync(ctx context.Context) bool { return ctx.Value(withoutSync) != nil }
 
-// RightKey is the type of the keys under which contexts have the rights of funcs: a job's term and a claim.
+// RightKey is the type of the context keys for a func's right: a job's term or a claim.
 type RightKey string
 
 type serverKey struct{}
 
 // OnServer names the server on which a deletion or a statement of claims must happen, as a [Condition] does for other
-// writes. Elsewhere it is an [ErrMoved].
+// writes. On any other server it fails with [ErrMoved].
 func OnServer(ctx context.Context, server string) context.Context {
 	return context.WithValue(ctx, serverKey{}, server)
 }
@@ -186,8 +186,8 @@ func ServerOf(ctx context.Context) string {
 
 type comparisonKey struct{}
 
-// WithComparison has compare called when a renewal with this context is the first of its term that is
-// answered in a lineage. The renewal counts only if compare returns nil.
+// WithComparison sets a func that is called when a renewal with this context is the first of its term
+// to be answered in a lineage. The renewal counts only if compare returns nil.
 func WithComparison(ctx context.Context, compare func(ctx context.Context, on Lineage) error) context.Context {
 	return context.WithValue(ctx, comparisonKey{}, compare)
 }
@@ -223,8 +223,7 @@ func Age(updated sql.NullInt64, now time.Time) time.Duration {
 	}
 }
 
-// EncodeName returns NULL for an empty name, so that any number of objects may have no
-// name.
+// EncodeName returns NULL for an empty name, so that any number of objects can be nameless.
 func EncodeName(name string) sql.NullString {
 	return sql.NullString{String: name, Valid: name != ""}
 }
@@ -246,9 +245,8 @@ func EncodeLabels(labels map[string]string) string {
 	return string(b)
 }
 
-// DecodeLabels accepts anything that a program may have stored: a value that is not a string
-// becomes its JSON text. Labels are for people to read, and must not make a lease
-// unreadable.
+// DecodeLabels accepts anything that a program may have stored; it replaces a value that is not a
+// string by its JSON text. Labels are for people to read, and must not make a lease unreadable.
 func DecodeLabels(b []byte) map[string]string {
 	var raw map[string]json.RawMessage
 	if json.Unmarshal(b, &raw) != nil || len(raw) == 0 {
@@ -265,8 +263,8 @@ func DecodeLabels(b []byte) map[string]string {
 	return labels
 }
 
-// IsNil reports whether an interface is nil or contains a nil pointer, map, slice, func or channel:
-// a variable of a concrete type that was never set, whose methods would panic.
+// IsNil reports whether an interface is nil, or contains a nil pointer, map, slice, func or
+// channel, such as an unset variable of a concrete type, whose methods would panic.
 func IsNil(v any) bool {
 	switch value := reflect.ValueOf(v); value.Kind() {
 	case reflect.Invalid:

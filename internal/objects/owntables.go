@@ -27,14 +27,14 @@ var (
 	SQLiteClaims string
 )
 
-// The names of the other tables are that of the objects' table with one of these suffixes.
+// Each other table is named after the table of objects, with one of these suffixes.
 const (
 	TombstonesSuffix = "_tombstones"
 	ClaimsSuffix     = "_claims"
 	RequestsSuffix   = "_requests"
 )
 
-// The library's tables, by their places in [OwnTables].
+// The library's tables, as indexes of [OwnTables].
 const (
 	TableOfObjects = iota
 	TableOfTombstones
@@ -43,7 +43,7 @@ const (
 	TableCount
 )
 
-// OwnTable is what one of the library's tables must be like.
+// OwnTable describes what one of the library's tables must be like.
 type OwnTable struct {
 	Suffix  string
 	columns []ownColumn
@@ -113,8 +113,8 @@ var OwnTables = [TableCount]OwnTable{
 const OtherTable = "if it is another program's table, choose another name with Table or Schema, or with the command's -table or -schema"
 
 const (
-	otherOwnTable    = "drop or rename it, and call Migrate, which makes the right one"
-	otherClaimsTable = "drop or rename it, and call claims.Migrate, which makes the right one"
+	otherOwnTable    = "drop or rename it, and call Migrate, which creates the right one"
+	otherClaimsTable = "drop or rename it, and call claims.Migrate, which creates the right one"
 )
 
 // FoundTable describes one of the library's tables as a database has it.
@@ -123,7 +123,7 @@ type FoundTable struct {
 	Columns map[string]string // their declared types
 	Keys    [][]string        // columns of unique indexes that cover all rows and are checked at once
 	NoTable bool              // it is a view, or something else
-	Misfits []string          // why it does not fit, as far as only this database knows
+	Misfits []string          // why it does not fit, for reasons that only this database knows
 	Wrong   []string          // what else is wrong with it, with the remedies; {harm} stands for the consequence
 }
 
@@ -132,7 +132,7 @@ type FoundTable struct {
 func (want *OwnTable) Wrong(is FoundTable, mustBe func(kind ColumnKind, declared string) string) (wrong []string) {
 	say := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	if is.NoTable {
-		say("%s is a view, or something else that is no table (drop it, or configure the name of the table behind it)", is.Name)
+		say("%s is a view, or something else that is not a table (drop it, or configure the name of the table behind it)", is.Name)
 		return wrong
 	}
 	for _, what := range is.Wrong {

@@ -8,7 +8,7 @@ import (
 // Problems collects everything that is wrong with a config. The zero value is ready to use.
 type Problems struct{ errs []error }
 
-// If adds an [ErrInvalid] with a text if something is bad.
+// If adds an [ErrInvalid] with the text if bad is true.
 func (p *Problems) If(bad bool, format string, args ...any) {
 	if bad {
 		p.Add(fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...))
@@ -22,5 +22,5 @@ func (p *Problems) Add(err error) {
 	}
 }
 
-// Err returns all problems as one error; nil: there are none.
+// Err returns all problems as one error, or nil if there are none.
 func (p *Problems) Err() error { return errors.Join(p.errs...) }

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// RowsConfig is the part of claims.QueueConfig that statements are made of, with its defaults.
+// RowsConfig is the part of claims.QueueConfig from which statements are made, with its defaults.
 type RowsConfig struct {
 	Schema, Table                   string
 	ID, Session, Token              string // columns
@@ -23,15 +23,14 @@ type RowsConfig struct {
 	PerKey                          string // a column that may be missing
 	ReadOnly                        bool   // the table is only read, so the privilege to write is not needed
 
-	KeyLimit int // of the rows with the same value in PerKey, so many are claimed at once
+	KeyLimit int // at most this many rows with the same value in PerKey are claimed at once
 
 	MaxAttempts                 int           // of a row whose Limit is NULL
 	Lasts                       time.Duration // a claim with a time in Expires
 	LostBackoff, LostBackoffMax time.Duration
 }
 
-// Freed returns the part of the config on which it depends what becomes of a row that is freed, apart from
-// one whose work has ended.
+// Freed returns the part of the config that decides what becomes of a freed row whose work has not ended.
 func (cfg RowsConfig) Freed() RowsConfig {
 	cfg.Limit, cfg.Ready, cfg.OrderBy, cfg.Done, cfg.Exhausted, cfg.Taken, cfg.MaxAttempts, cfg.Lasts = "", "", "", "", "", "", 0, 0
 	cfg.PerKey, cfg.KeyLimit = "", 0
@@ -41,26 +40,27 @@ func (cfg RowsConfig) Freed() RowsConfig {
 // Taking says which rows a statement takes for a session.
 type Taking struct {
 	Session    string
-	N          int      // at most so many
+	N          int      // at most this many
 	Skip, Only []string // IDs; a nil Only is all rows
 	Filter
 
-	// Remote is set if this process doesn't know whether the session stands. If it has no record, the
-	// statement takes nothing and fails with [ErrEnded]. The claims expire.
+	// Remote is set if this process doesn't know whether the session still has a record. If it has no
+	// record, the statement takes nothing and fails with [ErrEnded]. The claims expire.
 	Remote bool
 }
 
-// Filter is a further condition of rows that are taken. Its arguments are $1, $2, …
+// Filter is a further condition for the rows to take. Its arguments are $1, $2, …
 type Filter struct {
 	Where string // SQL; empty: there is none
 	Args  []any
 }
 
-// parameter finds the parameters of SQL. It also matches whatever may contain the text of one.
+// parameter finds the parameters in SQL. It also matches strings, names and comments, which may
+// contain the text of one.
 var parameter = regexp.MustCompile(`(?s)'[^']*'|"[^"]*"|--[^\n]*|/\*.*?\*/|\$(\d+)`)
 
-// In returns the filter for a statement that has n parameters of its own, which are marked as SQLite's or
-// Postgres's are. It fails if the filter uses other arguments than it has.
+// In returns the filter for a statement that has n parameters of its own, marked with SQLite's or
+// Postgres's mark. It fails unless the filter uses exactly the arguments that it has.
 func (f Filter) In(mark string, n int) (sql string, err error) {
 	used := make(map[int]bool)
 	sql = parameter.ReplaceAllStringFunc(f.Where, func(found string) string {
@@ -87,19 +87,20 @@ func (f Filter) In(mark string, n int) (sql string, err error) {
 // Ending is what a statement does with rows whose claims end, in addition to freeing them.
 type Ending struct {
 	Done, Exhausted bool          // sets what the config says
-	After           time.Duration // keeps them from being taken for so long
+	After           time.Duration // keeps them from being taken for this long
 	Unused          bool          // takes back the attempts that were counted
 	Extend          bool          // frees nothing: the claims expire after After
 
-	// All frees none of the rows if one of the claims has ended.
+	// All says that none of the rows is freed if one of the claims has ended.
 	All bool
 
-	// Unlocked leaves rows that another transaction has locked. Their claims are not ended.
+	// Unlocked says that only unlocked rows are freed. It leaves the claims on rows that another
+	// transaction has locked.
 	Unlocked bool
 }
 
-// Set returns what the statement assigns, with words of [RowsConfig.Words]. after is the time that After
-// means.
+// Set returns what the statement assigns, with words of [RowsConfig.Words]. after is the time at which
+// After has passed.
 func (how Ending) Set(after string) string {
 	switch {
 	case how.Extend:
@@ -117,9 +118,9 @@ func (how Ending) Set(after string) string {
 // Timed reports whether After is an argument of the statement.
 func (how Ending) Timed() bool { return how.After > 0 && !how.Done && !how.Exhausted }
 
-// Freeing says why rows are freed whose work has not ended. At most one field is set.
+// Freeing says why rows are freed although their work has not ended. At most one field is set.
 type Freeing struct {
-	Unused bool // nobody has worked on them, or not to the end, which is nobody's fault: the attempts that were counted are taken back
+	Unused bool // no worker has worked on them, or one was stopped through no fault of theirs: the attempts that were counted are taken back
 	Lost   bool // their owner is gone, so they rest for as long as the config says
 }
 
@@ -134,8 +135,8 @@ func (how Freeing) Set() string {
 	return "{session} = NULL{unexpired}{released}"
 }
 
-// RowsTable is a table of the user, in either database, with claims on its rows. The kind of the claims is
-// the name of the table.
+// RowsTable is a user's table, in either database, with claims on its rows. The kind of the claims is the
+// name of the table.
 type RowsTable interface {
 	ClaimStore
 
@@ -145,11 +146,13 @@ type RowsTable interface {
 	TakeReady(ctx context.Context, take Taking, limit time.Duration) ([]Claim, error)
 	// Ready returns the IDs of the rows that TakeReady would take.
 	Ready(ctx context.Context, take Taking, limit time.Duration) ([]string, error)
-	// List returns the claims on at most n rows in the order of their IDs, those after an ID.
+	// List returns the claims on at most n rows, in the order of their IDs, beginning after the
+	// given ID.
 	List(ctx context.Context, after string, n int, limit time.Duration) ([]Claim, error)
 	// End frees rows, and returns the claims that had ended before.
 	End(ctx context.Context, how Ending, claims []Claim, limit time.Duration) (lost []Claim, err error)
-	// EndAny finishes rows whoever owns them, as Done says, and returns them with their owners before.
+	// EndAny finishes rows, whichever session owns them, as Done says, and returns them with their
+	// former owners.
 	EndAny(ctx context.Context, ids []string, limit time.Duration) ([]Claim, error)
 	// Expired returns the IDs of at most n rows whose claims have expired.
 	Expired(ctx context.Context, n int, limit time.Duration) ([]string, error)
@@ -159,10 +162,11 @@ type RowsTable interface {
 	EndStatement(claim Claim) (query string, args []any, err error)
 }
 
-// ErrEnded rolls a transaction back because a claim has ended, or the session for which rows are taken.
+// ErrEnded rolls back a transaction because a claim, or the session for which rows are taken, has
+// ended.
 var ErrEnded = errors.New("a claim has ended")
 
-// Subtract returns the claims that are not among the ended ones.
+// Subtract returns the claims that are not in ended.
 func Subtract(claims, ended []Claim) (lost []Claim) {
 	if len(claims) == len(ended) {
 		return nil
@@ -191,7 +195,7 @@ type RowsDialect struct {
 	Back     string // one less than the attempts {}, but not less than 0
 	Ready    string // a further condition of a ready row
 
-	// In returns the time at which a duration in microseconds, which is SQL, is over.
+	// In returns the time at which a duration will have passed. us is SQL, in microseconds.
 	In func(us string) string
 	// Rest returns the duration for which a row with the attempts {} rests: first, doubled with each
 	// further attempt, but not more than most, and up to a quarter less, at random.
@@ -251,7 +255,7 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 }
 
 // Counted notes in a claim that was read whether its row has an attempt left. If rows have limits of their
-// own, statements return the attempts of one that is above its limit as a negative number.
+// own, statements return the attempts of a row above its limit as a negative number.
 func (cfg RowsConfig) Counted(c *Claim) {
 	c.Exhausted = cfg.MaxAttempts > 0 && c.Attempts > cfg.MaxAttempts
 	if cfg.Limit != "" {
@@ -282,8 +286,8 @@ func (cfg RowsConfig) Indexes(table string, name func(suffix string) string) (by
 				name("_ready"), table, commented(cmp.Or(cfg.OrderBy, Quoted(cfg.ID))), session, where)
 }
 
-// MoreIndexes returns the statements that create the index of the claims that expire, and those by PerKey; empty: there
-// are none.
+// MoreIndexes returns the statements that create the index of expiring claims and the indexes by PerKey; empty: none is
+// needed.
 func (cfg RowsConfig) MoreIndexes(table string, name func(suffix string) string) (ddl string) {
 	if cfg.Expires != "" {
 		ddl = fmt.Sprintf("CREATE INDEX IF NOT EXISTS %s ON %s (%s) WHERE %[3]s IS NOT NULL AND %s IS NOT NULL;\n",
@@ -303,7 +307,7 @@ func (cfg RowsConfig) PerKeyIndex(table string, name func(suffix string) string)
 	return fmt.Sprintf("CREATE INDEX IF NOT EXISTS %s ON %s (%s) WHERE %s IS NOT NULL", name("_claimed_per_key"), table, Quoted(cfg.PerKey), Quoted(cfg.Session))
 }
 
-// FoundRows describes a table of the user as a database has it.
+// FoundRows describes a user's table as found in a database.
 type FoundRows struct {
 	Types     map[string]string // of its columns
 	NotNull   []string          // columns
@@ -313,7 +317,7 @@ type FoundRows struct {
 	Wrong     []string          // what else is wrong with it
 }
 
-// RowsTypes are the types that the columns of a table of the user may have.
+// RowsTypes has the types that the columns of a user's table may have.
 type RowsTypes struct{ ID, Session, Token, Attempts, NotBefore []string }
 
 // Wrong returns why a table can't have claims on its rows. ddl adds what is missing, bySession creates the index on the
@@ -367,7 +371,7 @@ func (cfg RowsConfig) Wrong(is FoundRows, may RowsTypes, ddl, bySession, perKey 
 	return wrong
 }
 
-// RefusedRows returns an [ErrSetup] that says what is wrong with a table of the user; nil if nothing is.
+// RefusedRows returns an [ErrSetup] that says what is wrong with a user's table, or nil if nothing is.
 func RefusedRows(table string, wrong []string) error {
 	if len(wrong) == 0 {
 		return nil

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// RowTables are the tables of the user for which queues were made with one store, so that the fence of a
-// claim finds the table of its row. The zero value is ready to use. All methods are safe for concurrent use.
+// RowTables has the user's tables for which queues were made with one store, so that the fence of a claim
+// finds the table of its row. The zero value is ready to use. All methods are safe for concurrent use.
 type RowTables[T any] struct {
 	mu     sync.Mutex
 	byName map[string]rowTable[T]
@@ -15,10 +15,11 @@ type RowTables[T any] struct {
 type rowTable[T any] struct {
 	cfg   RowsConfig
 	table T
-	other *RowsConfig // of another queue on a table of that name, which finds claims elsewhere; nil: none
+	other *RowsConfig // of another queue on a table of that name that keeps its claims elsewhere; nil: none
 }
 
-// Add adds a table. Of several with the same name, the first is kept: queues are made again and again.
+// Add adds a table. Of several with the same name it keeps the first, because queues are made again
+// and again.
 func (r *RowTables[T]) Add(cfg RowsConfig, table T) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -59,5 +60,6 @@ func (r *RowTables[T]) All() (tables []T) {
 	return tables
 }
 
-// place says where the claims on rows stand: the schema, and the columns of ID, session and token.
+// place returns where the claims on rows are kept: the schema, and the columns of ID, session and
+// token.
 func (cfg RowsConfig) place() [4]string { return [4]string{cfg.Schema, cfg.ID, cfg.Session, cfg.Token} }

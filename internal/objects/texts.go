@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// Texts turns texts into statements by replacing {words} with names and SQL. It makes each statement once.
+// Texts turns texts into statements by replacing {words} with names and SQL. It builds each statement
+// once.
 type Texts struct {
 	words *strings.Replacer
 	made  sync.Map // statements, by their texts

@@ -67,7 +67,7 @@ type Limiter struct {
 	due time.Time // when all of them would have been followed, at one per interval
 }
 
-// IgnoreFor returns for how long to ignore hints after a wake-up, which may have been spurious.
+// IgnoreFor returns how long to ignore hints after a wake-up that may have been spurious.
 func (l *Limiter) IgnoreFor(spurious bool, interval time.Duration) time.Duration {
 	const few = 5
 	now := time.Now()
@@ -94,7 +94,7 @@ func (d *Doubling) Next(untroubled, first, most time.Duration) time.Duration {
 	return d.last
 }
 
-// longestHeadStart is the longest time for which a standby waits before it looks.
+// longestHeadStart is the longest that a standby waits before it looks.
 const longestHeadStart = 4 * time.Millisecond
 
 // HeadStart is the time that a standby gives the others when all are woken at once, so that only

@@ -11,9 +11,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// ExplainConnecting gives the error of an attempt to connect a text of one line that begins with the cause,
+// ExplainConnecting gives the error of an attempt to connect a one-line text that begins with the cause,
 // and returns any other error as it is. The driver's own text has a line for each address and kind of
-// connection that was tried, and then the cause. The driver's error stays reachable.
+// connection that was tried, followed by the cause. The result wraps the driver's error.
 func ExplainConnecting(err error) error {
 	var failed *pgconn.ConnectError
 	if errors.As(err, new(*connectingError)) || !errors.As(err, &failed) {
@@ -49,7 +49,7 @@ func remedy(code string) string {
 // addresses returns the addresses that the driver tries.
 func addresses(cfg *pgconn.Config) []string {
 	all := []string{net.JoinHostPort(cfg.Host, strconv.Itoa(int(cfg.Port)))}
-	for _, next := range cfg.Fallbacks { // has an address again for each kind of connection
+	for _, next := range cfg.Fallbacks { // repeats an address for each kind of connection
 		if at := net.JoinHostPort(next.Host, strconv.Itoa(int(next.Port))); !slices.Contains(all, at) {
 			all = append(all, at)
 		}
@@ -57,8 +57,8 @@ func addresses(cfg *pgconn.Config) []string {
 	return all
 }
 
-// attempts returns why each attempt to connect failed, without repetitions. That a server has no TLS is no
-// reason if a connection without TLS was tried next.
+// attempts returns why each attempt to connect failed, without repetitions. A server's lack of TLS is not
+// a reason if a connection without TLS was tried next.
 func attempts(failed *pgconn.ConnectError) []string {
 	const noTLS = "tls error: server refused TLS connection"
 	var all []string

@@ -64,8 +64,8 @@ func Open(ctx context.Context, config *pgxpool.Config) (*Conns, error) {
 	return c, nil
 }
 
-// newConns returns the connections of a store, at most that many for leases. All but those of the pool are
-// dialed with dial and cut off by cutter.
+// newConns returns the connections of a store, at most forLeases of them for leases. All except the pool's
+// are dialed with dial and cut off by cutter.
 func newConns(pool *pgxpool.Pool, config *pgxpool.Config, forLeases int32, cutter *Cutter, dial pgconn.DialFunc) *Conns {
 	config.ConnConfig.DialFunc = cutter.Dial(dial)
 	c := &Conns{Pool: pool, config: config, cutter: cutter}
@@ -76,7 +76,7 @@ func newConns(pool *pgxpool.Pool, config *pgxpool.Config, forLeases int32, cutte
 }
 
 // checkNew makes a pool refuse an [Unfit] server, and check its connections as [Conns.OnConnect] says. The check follows the caller's own
-// hooks, which may choose a role or a search_path, some of them for each call.
+// hooks, which may choose a role or a search_path, some of them anew for each call.
 func (c *Conns) checkNew(config *pgxpool.Config) {
 	check := func(ctx context.Context, conn *pgx.Conn) error {
 		if err := Unfit(conn); err != nil || c.connected == nil {
@@ -174,7 +174,7 @@ func (c *Conns) For(ctx context.Context) (pool *pgxpool.Pool, bounded bool, done
 	return set.Pool, bounded, func() { own.put(set) }, nil
 }
 
-// Call runs send with the pool for ctx, and once more if it turns out that a pooler is now
+// Call runs send with the pool for ctx. It runs send once more if it finds that a pooler is now
 // between the store and the server.
 func (c *Conns) Call(ctx context.Context, send func(pool *pgxpool.Pool, bounded bool) error) error {
 	for again := false; ; again = true {
@@ -220,8 +220,8 @@ func (s Statement) queue(batch *pgx.Batch, noRow *error, into *scanner) {
 }
 
 // Write sends statements as one transaction, in one round trip. It waits for locks as long as ctx allows:
-// if the session's own limit ends a wait before, Write sends the statements again with their own limit. It
-// returns [pgx.ErrNoRows] if a row is missing.
+// if the session's own limit ends a wait earlier, Write sends the statements again with a limit of their
+// own. It returns [pgx.ErrNoRows] if a row is missing.
 func (c *Conns) Write(ctx context.Context, statements ...Statement) error {
 	return c.Call(ctx, func(pool *pgxpool.Pool, bounded bool) error {
 		for {
@@ -269,7 +269,7 @@ func QueryOne(ctx context.Context, pool *pgxpool.Pool, s Statement) error {
 	})
 }
 
-// LimitLockWait lets the transaction of a batch wait for locks slightly shorter than ctx allows, so that the
+// LimitLockWait lets a batch's transaction wait for locks slightly less long than ctx allows, so that the
 // server ends the wait and the connection survives. Without a deadline it may wait as long as any call may
 // take. The limit applies only to this transaction, so it also works behind a pooler.
 func LimitLockWait(ctx context.Context, batch *pgx.Batch) {
@@ -326,15 +326,15 @@ func (c *Conns) NoteResult(ctx context.Context, pool *pgxpool.Pool, began time.T
 	}
 }
 
-// LeaveReadOnly replaces the connections of the store's own pool for the application if one of the errors
-// of a transaction in it says that its server is read-only, as NoteResult does.
+// LeaveReadOnly replaces the connections of the application's pool, if the store owns it, when an error
+// of one of its transactions says that the server is read-only, as NoteResult does.
 func (c *Conns) LeaveReadOnly(errs ...error) {
 	if c.owned && slices.ContainsFunc(errs, IsReadOnly) {
 		c.Pool.Reset()
 	}
 }
 
-// Leave replaces all connections that are not the caller's, because they lead to a server that must not be used.
+// Leave replaces all connections except the caller's, because they lead to a server that must not be used.
 func (c *Conns) Leave() {
 	if c.owned {
 		c.Pool.Reset()
@@ -348,8 +348,8 @@ func (c *Conns) Leave() {
 	}
 }
 
-// NoteAbandoned is NoteResult for a call that one caller gave up with err while others still wait for
-// the answer.
+// NoteAbandoned is NoteResult for a call that one caller has given up with err while other callers
+// still wait for the answer.
 func (c *Conns) NoteAbandoned(ctx context.Context, pool *pgxpool.Pool, began time.Time, err error) {
 	if gaveUp(err, time.Since(began)) {
 		c.leases.replace(ctx, pool, began)

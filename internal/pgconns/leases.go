@@ -14,11 +14,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// ClaimConns is how many connections the claims of a process have at most.
+// ClaimConns is the most connections that the claims of a process have.
 const ClaimConns = 4
 
 const (
-	leaseConns       = 4           // at least as many may be open, or leases would wait for one that waits for a lock
+	leaseConns       = 4           // at least this many may be open, or leases would wait for one that waits for a lock
 	leaseLockTimeout = time.Second // of the leases' sessions, unless there is a pooler in between
 	connectTimeout   = 5 * time.Second
 )
@@ -52,7 +52,7 @@ type leases struct {
 	closed    bool
 	replacing bool
 	replaced  time.Time     // when the last replacement began
-	suspected time.Time     // when the last replacement for want of an answer began
+	suspected time.Time     // when the last replacement because of a missing answer began
 	pause     time.Duration // least time from then to the next
 }
 
@@ -67,9 +67,9 @@ type leaseSet struct {
 }
 
 const (
-	// replaceAtMost is the shortest time between two attempts to replace connections. Between attempts for
-	// want of an answer it doubles, up to replaceSlow, while they do not help: then the server is slow, and
-	// each attempt makes it slower.
+	// replaceAtMost is the shortest time between two attempts to replace connections. Between attempts
+	// because of a missing answer it doubles, up to replaceSlow, as long as they do not help: the server is
+	// then slow, and each attempt makes it slower.
 	replaceAtMost = time.Second
 	replaceSlow   = 8 * time.Second
 
@@ -228,7 +228,7 @@ func (l *leases) end(set *leaseSet) {
 	}()
 }
 
-// findOut determines what kind of sessions a set has, and connects if necessary.
+// findOut determines what kind of sessions a set has. It connects if necessary.
 func (l *leases) findOut(ctx context.Context, set *leaseSet) (state sessionState, err error) {
 	conn, err := set.Acquire(ctx)
 	if err == nil {
@@ -248,7 +248,7 @@ func (l *leases) ask(ctx context.Context, conn *pgxpool.Conn) (sessionState, err
 	if err != nil {
 		return sessionUnknown, err
 	}
-	if lock != fmt.Sprintf("%ds", int(leaseLockTimeout.Seconds())) { // a pooler that keeps the setting to itself
+	if lock != fmt.Sprintf("%ds", int(leaseLockTimeout.Seconds())) { // a pooler that does not pass the setting on
 		return sessionPooled, nil
 	}
 	// Only later connections set these as they connect: servers before version 14 would refuse the first.
@@ -271,9 +271,9 @@ func (l *leases) ask(ctx context.Context, conn *pgxpool.Conn) (sessionState, err
 	return sessionOurs, nil
 }
 
-// replace opens a new set in the background, because a call that began then was not answered, unless another
-// call of the set with this pool was answered since. The old set stays in use until the new one is open, and
-// if the server has no slot for that.
+// replace opens a new set in the background because a call that began at began was not answered, unless
+// another call of the set with this pool has been answered since. The old set stays in use until the new one
+// is open, and for as long as the server has no slot for the new one.
 func (l *leases) replace(ctx context.Context, pool *pgxpool.Pool, began time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -321,8 +321,8 @@ func (l *leases) replaceLocked(ctx context.Context) bool {
 	return true
 }
 
-// connect opens the first connection of a new set. Its sessions may be of another kind than
-// the old ones, because a pooler may have been put in between.
+// connect opens the first connection of a new set. Its sessions may be of a different kind from the
+// old ones, because a pooler may have been put in between.
 func (l *leases) connect(ctx context.Context, set *leaseSet) error {
 	if state, _ := l.sessions(); state != sessionPooled {
 		state, err := l.findOut(ctx, set)
@@ -353,8 +353,8 @@ func (l *leases) succeed(next *leaseSet, err error) (last *leaseSet) {
 	return last
 }
 
-// forget makes the next call find out again what kind of sessions these are, unless they are known to be a
-// pooler's.
+// forget makes the next call determine again what kind of sessions these are, unless they are known to be
+// a pooler's.
 func (l *leases) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 // PostgresURL is the kit's. TestMain sets it, because the kit imports this package.
 var PostgresURL func(t testing.TB) string
 
-// The server may have no slot for a new connection, so a call that is about to take one from
-// a set must find it there, even while the set is being replaced.
+// The server may have no slot for a new connection, so a call that is about to take a connection
+// from a set must find one there, even while the set is being replaced.
 func TestACallThatHasBegunFindsItsConnectionThoughTheyAreReplaced(t *testing.T) {
 	config, err := pgxpool.ParseConfig(PostgresURL(t))
 	require.NoError(t, err)

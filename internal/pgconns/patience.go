@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// patience is for how long a connection waits for an answer after the call has ended. A server that is only
+// patience is how long a connection waits for an answer after the call has ended. A server that is merely
 // slow then need not start a session for the next call, which would cost it many times as much as the answer,
 // make it slower still, and end more calls.
 const patience = 2 * time.Second
@@ -26,7 +26,7 @@ func (e *noAnswer) Unwrap() error { return e.error }
 
 // Send calls send with a connection of the pool. On the connections of leases and claims it returns as soon
 // as ctx ends. If that was its deadline, send still waits for the answer to what it has sent: see [patience].
-// After an error the caller must touch nothing that send writes.
+// After an error the caller must not touch anything that send writes.
 func Send(ctx context.Context, pool *pgxpool.Pool, send func(ctx context.Context, conn *pgxpool.Conn) error) error {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
@@ -48,15 +48,15 @@ func Send(ctx context.Context, pool *pgxpool.Pool, send func(ctx context.Context
 	case <-ctx.Done():
 	}
 	select {
-	case err := <-answer: // it came just now
+	case err := <-answer: // it has just come
 		return err
 	default:
 		return &noAnswer{ctx.Err()}
 	}
 }
 
-// patient is the key of a context whose deadline leaves the connection time for the answer. A caller that
-// cancels a call has it ended on the server too.
+// patient is the key of a context whose deadline leaves the connection time for the answer. If the caller
+// cancels a call instead, the call is cancelled on the server too.
 type patient struct{}
 
 // patiently makes the connections of a pool wait for answers as [Send] says, at most half of them at a time,

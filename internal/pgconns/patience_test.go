@@ -22,7 +22,7 @@ func openConns(t *testing.T, most int32) *Conns {
 	return conns
 }
 
-// A connection that is closed because its call has ended must be opened again, which makes a slow server slower.
+// A connection that is closed because its call has ended has to be reopened, which makes a slow server slower.
 func TestAConnectionOutlivesACallWhoseAnswerComesLate(t *testing.T) {
 	conns := openConns(t, 4)
 	defer conns.Close(func() {})
@@ -57,10 +57,10 @@ func TestAConnectionOutlivesACallWhoseAnswerComesLate(t *testing.T) {
 	require.Eventually(t, func() bool { return set.Stat().IdleConns() == 2 }, 10*time.Second, time.Millisecond, "%d %d %d", set.Stat().IdleConns(), set.Stat().TotalConns(), set.Stat().NewConnsCount())
 	require.EqualValues(t, 2, set.Stat().NewConnsCount())
 	require.NoError(t, conns.QueryRow(ctx, `SELECT 1`, nil, new(int)))
-	require.True(t, conns.leases.is(set.Pool), "they are not replaced")
+	require.True(t, conns.leases.is(set.Pool), "the connections are not replaced")
 	conns.leases.mu.Lock()
 	defer conns.leases.mu.Unlock()
-	require.Zero(t, conns.leases.replaced, "nor has that begun")
+	require.Zero(t, conns.leases.replaced, "no replacement has begun")
 }
 
 func TestAConnectionWaitsForNoAnswerWhileItsPoolCloses(t *testing.T) {

@@ -18,11 +18,11 @@ func choosesServer(url string) bool {
 	return strings.Contains(url, "target_session_attrs") || os.Getenv("PGTARGETSESSIONATTRS") != ""
 }
 
-// findPrimary makes connections go to the first of several hosts that admits writes, unless the
-// config has a rule of its own. The first of all may be a standby.
+// findPrimary makes connections go to the first of several hosts that accepts writes, unless the
+// config has a rule of its own. The first host of all may be a standby.
 func findPrimary(config *pgx.ConnConfig) {
 	first := net.JoinHostPort(config.Host, strconv.Itoa(int(config.Port)))
-	for _, next := range config.Fallbacks { // has the host again for each kind of connection
+	for _, next := range config.Fallbacks { // repeats the host for each kind of connection
 		if config.ValidateConnect == nil && net.JoinHostPort(next.Host, strconv.Itoa(int(next.Port))) != first {
 			config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 		}

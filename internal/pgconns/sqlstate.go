@@ -34,7 +34,7 @@ func SQLState(err error) string {
 	return ""
 }
 
-// IsConnecting reports whether err ended an attempt to connect.
+// IsConnecting reports whether err comes from an attempt to connect.
 func IsConnecting(err error) bool { return errors.As(err, new(*pgconn.ConnectError)) }
 
 // RefusesSetting reports whether a connection was rejected because of a setting that it
@@ -85,8 +85,8 @@ func IsEndedEarly(err error) bool {
 	return IsCanceled(err) || SQLState(err) == StateLockNotAvailable
 }
 
-// EarlyRemedy explains why the server ends statements early again and again.
-const EarlyRemedy = "if it is the statement_timeout or lock_timeout of the role or the database, set a longer one in the URL; otherwise see pg_locks for who keeps a lock"
+// EarlyRemedy explains why the server keeps ending statements early.
+const EarlyRemedy = "if it is the statement_timeout or lock_timeout of the role or the database, set a longer one in the URL; otherwise see pg_locks for the sessions that hold locks"
 
 // ErrStandby is the error of a call that only a primary can answer.
 var ErrStandby = errors.New("the server is a standby: it is in recovery")

@@ -9,8 +9,8 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// Unfit returns an [objects.ErrSetup] for a server that speaks the protocol of Postgres, but on which no promise
-// can be kept. It goes by what the connection has shown already, and sends nothing.
+// Unfit returns an [objects.ErrSetup] for a server that speaks the Postgres protocol but on which no promise can
+// be kept. It goes by what the connection has already shown, and sends nothing.
 func Unfit(conn *pgx.Conn) error {
 	switch {
 	case conn.PgConn().ParameterStatus("crdb_version") != "":

@@ -14,8 +14,8 @@ import (
 // URLForm is the form of a URL that errors ask for. It has no secret in it.
 const URLForm = "postgres://user:password@host:port/database"
 
-// ParseURL parses a connection string, either a URL or keywords and values. Its error shows nothing of the
-// string, because in a string that does not parse the password can't be told from the rest. For the same
+// ParseURL parses a connection string, either a URL or keywords and values. Its error shows no part of the
+// string, because in a string that does not parse, the password can't be told from the rest. For the same
 // reason it does not wrap the driver's error, which contains the string and quotes parts of it.
 func ParseURL(url string) (*pgxpool.Config, error) {
 	cfg, err := pgxpool.ParseConfig(url)
@@ -24,11 +24,11 @@ func ParseURL(url string) (*pgxpool.Config, error) {
 			"with special characters in user and password as %%XX", parseProblem(err))
 	}
 	if hidesSecret(cfg) {
-		return nil, errors.New("a part of the connection string is not what it seems to be meant as, such as the password; want " + URLForm + ", " +
+		return nil, errors.New("a part of the connection string, such as the password, seems to be in the wrong place; want " + URLForm + ", " +
 			"with settings after a question mark, as in ?sslmode=require&connect_timeout=5")
 	}
 	if misplaced(url, cfg) {
-		return nil, errors.New("the connection string has an @ behind the host; want special characters in user and password as %XX, and an @ in a setting as %40")
+		return nil, errors.New("the connection string has an @ after the host; want special characters in user and password as %XX, and an @ in a setting as %40")
 	}
 	if !choosesServer(url) {
 		findPrimary(cfg.ConnConfig)
@@ -36,9 +36,9 @@ func ParseURL(url string) (*pgxpool.Config, error) {
 	return cfg, nil
 }
 
-// misplaced reports whether a part of the password seems to have been parsed as something that errors show.
-// A password with an @ or a slash that is not written as %XX parses, and the rest of it becomes the host,
-// the database or the name of a setting.
+// misplaced reports whether a part of the password seems to have been parsed as a part of the URL that
+// errors show. A password with an @ or a slash that is not written as %XX parses, and the rest of it
+// becomes the host, the database or the name of a setting.
 func misplaced(url string, cfg *pgxpool.Config) bool {
 	for name := range cfg.ConnConfig.RuntimeParams {
 		if strings.Contains(name, "@") {
@@ -88,7 +88,7 @@ var (
 	setting     = regexp.MustCompile(`(?i)[?&]\w+=|pass\w*\s*=`)
 )
 
-// parseProblem returns what the driver could not parse, if it is one of a fixed list of messages.
+// parseProblem returns the driver's message if it is one of a fixed list.
 func parseProblem(err error) string {
 	var parse *pgconn.ParseConfigError
 	if !errors.As(err, &parse) {

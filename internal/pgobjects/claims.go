@@ -25,7 +25,7 @@ import (
 // has ended when the limit has passed.
 type Claims struct {
 	table  *Table
-	others chan struct{} // held by statements on tables of the user
+	others chan struct{} // held by statements on users' tables
 }
 
 // Claims implements [objects.Backend].
@@ -39,16 +39,16 @@ func (c *Claims) Migrate(ctx context.Context) error {
 }
 
 // None of these statements waits for a row that another transaction has locked: a fenced
-// write that hangs before its commit delays its own row, and not a thousand others. Only an
-// insert waits, for another insert of the same key. It names the key, so that it fails if a table
-// was created again without it.
+// write that hangs before its commit delays its own row, and not a thousand others. Only an insert
+// waits, for another insert of the same key. It names the key, so that it fails if the table was
+// recreated without it.
 //
-// IDs are passed on as ARRAY(SELECT …), from which the planner expects few rows: from an array
-// that it knows, or from a join, it may expect so many that it walks all rows of the kind. Locked
-// rows are updated by their ctids: looking them up by their keys again would cost a fifth more.
+// IDs are passed as ARRAY(SELECT …), from which the planner expects few rows: from a known array,
+// or from a join, it may expect so many that it walks all rows of the kind. Locked rows are updated
+// by their ctids: looking them up by their keys again would cost a fifth more.
 const (
 	isGone = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = c.session)`
-	// A session that lives may not have read yet that a claim of it was moved.
+	// A live session may not have read yet that one of its claims was moved.
 	isOfNobody = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = r.session)`
 	hasEnded   = `NOT EXISTS (SELECT FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
 
@@ -59,8 +59,8 @@ const (
 			SELECT kind, id, coalesce(session, ''), token, session IS NOT NULL AND ` + isGone + `
 			FROM {claims} c WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($2::text[])))`
 
-	// A row whose session changes while the statement runs is judged again, as it is now,
-	// when it is locked. The update does not find it by its ctid, so it is left.
+	// A row whose session changes while the statement runs is checked again when it is locked. The
+	// update does not find it by its ctid, so it is left.
 	takeClaims = `
 			WITH locked AS MATERIALIZED (
 				SELECT ctid FROM {claims} WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND ` + isFree + `
@@ -83,8 +83,9 @@ const (
 				token = ` + nextToken + `
 			WHERE ctid = ANY(ARRAY(SELECT ctid FROM locked)) RETURNING kind, id, session, token, false`
 
-	// Returns the rows that it moved, and with true those that it left although they are as they were seen.
-	// Those of seen that have changed since the statement began have other ctids, so they are left, too.
+	// Returns the rows that it moved and, with true, those that it left although they are as they were
+	// seen. Rows of seen that have changed since the statement began have other ctids, so they are left,
+	// too.
 	moveClaims = `
 			WITH seen AS MATERIALIZED (
 				SELECT ctid, c.* FROM {claims} c WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[])))
@@ -102,10 +103,10 @@ const (
 			SELECT *, false FROM moved UNION ALL
 			SELECT kind, id, session, token, true FROM seen WHERE id NOT IN (SELECT id FROM moved)`
 
-	// Returns the rows that should be free and are not, because another transaction has locked them.
-	// A row that was freed and claimed again since the statement began has another ctid.
-	// IS NOT DISTINCT FROM keeps the planner from using the index on the session, where the
-	// rows that were just freed are still in the way.
+	// Returns the rows that it could not free because another transaction has locked them. A row
+	// that was freed and claimed again since the statement began has another ctid. IS NOT DISTINCT
+	// FROM keeps the planner from using the index on the session, where the rows that were just
+	// freed are still in the way.
 	freeClaims = `
 			WITH wanted AS MATERIALIZED (
 				SELECT ctid, c.* FROM {claims} c WHERE kind = $1 AND id = ANY(ARRAY(SELECT unnest($3::text[]))) AND session IS NOT DISTINCT FROM $2
@@ -154,7 +155,7 @@ const (
 				DELETE FROM {requests} WHERE session = $1 AND (kind, id, token) IN (SELECT * FROM locked))
 			SELECT kind, id, session, token, ended FROM page ORDER BY kind, id, token`
 
-	// Looks up the next session in the index, and not at each row.
+	// Looks up the next session in the index instead of visiting each row.
 	sessionsOfClaims = `
 			WITH RECURSIVE named AS (
 				(SELECT session FROM {claims} WHERE session IS NOT NULL ORDER BY session LIMIT 1)
@@ -166,8 +167,8 @@ const (
 			FROM named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = session
 			WHERE session IS NOT NULL`
 
-	// The next claim of a row that is gone gets a greater token all the same: the time, of
-	// which the row's was a day behind.
+	// The next claim of a deleted row still gets a greater token, because tokens follow the time,
+	// and the row's was a day behind.
 	pruneClaims = `
 			WITH old AS MATERIALIZED (
 				SELECT ctid, token FROM {claims} WHERE session IS NULL AND token < (SELECT {now_us} - {tombstone_age_us}) AND token >= $1
@@ -210,8 +211,8 @@ const (
 			SELECT 1 FROM {claims} WHERE kind = $1 AND id = $2 AND session = $3 AND token = $4 FOR SHARE) held`
 )
 
-// longestKey is how many bytes the columns of a key may have together: an entry of an index has at most
-// 2,704, in which an ID of a session and a token must find room as well.
+// longestKey is the most bytes that the columns of a key may have together: an index entry has at most
+// 2,704, which must also have room for a session's ID and a token.
 const longestKey = 2600
 
 func (c *Claims) LongestKey() int { return longestKey }
@@ -335,20 +336,20 @@ func scanSession(row pgx.CollectableRow) (s objects.Session, err error) {
 	return s, err
 }
 
-// query returns what scan makes of the rows that a statement returns. It runs in a transaction of its
-// own, which has the settings of the statement. A plan that was made while the table had few rows would
-// be wrong for a million, and one that gathers and sorts all rows of a session would be wrong for a
-// thousand of them.
+// query returns what scan makes of the rows that a statement returns. The statement runs in a
+// transaction of its own, which has the statement's settings. A plan made while the table had few rows
+// would be wrong for a million, and one that gathers and sorts all rows of a session would be wrong for
+// a thousand of them.
 //
-// The server ends the statement before ctx does, so that there is time for its answer, which says that
-// nothing is written.
+// The server ends the statement before ctx does, so that there is time for the answer that nothing was
+// written.
 func query[T any](ctx context.Context, c *Claims, limit time.Duration, scan pgx.RowToFunc[T], text string, args ...any) (found []T, err error) {
 	ctx, cancel := claimCall(ctx, limit)
 	defer cancel()
 	s := &c.table.setups
 	_, err = s.call(ctx, (*setup).mayClaim, func(set *setup) (err error) {
 		found, err = send(ctx, c, 0, func(*pgx.Batch) error {
-			// The connection may be a new one, by which the tables were looked at again.
+			// The connection may be a new one, on which the tables were inspected again.
 			if now := s.found.Load(); now != nil {
 				return now.mayClaim()
 			}
@@ -375,9 +376,9 @@ func (c *Claims) explain(err error) error {
 	}
 }
 
-// send sends a statement as query does, when there is a connection and may returns nil. What may adds to the batch is sent
-// before it in its transaction. It waits for
-// locks only for a while; 0: for as long as the statement may take. The context is one of claimCall.
+// send sends a statement as query does, once there is a connection and may returns nil. What may adds to the batch is sent
+// first, in the same transaction. The statement waits for locks for at most lock; 0: for as long as the statement may
+// take. The context comes from claimCall.
 func send[T any](ctx context.Context, c *Claims, lock time.Duration, may func(*pgx.Batch) error, scan pgx.RowToFunc[T], sql string, args []any) (_ []T, err error) {
 	settings := `SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', $2, true),
 				set_config('plan_cache_mode', 'force_custom_plan', true), set_config('random_page_cost', '0.1', true)`
@@ -419,8 +420,9 @@ func send[T any](ctx context.Context, c *Claims, lock time.Duration, may func(*p
 	return answered, nil
 }
 
-// elseMoved fails on any other server than the one that it names, with a text that [isMoved] knows. It
-// stands in the statement before the one that must not run there, in the same transaction.
+// elseMoved fails on any server other than the one that it names, with a text that [isMoved]
+// recognises. It is part of the statement before the one that must not run there, in the same
+// transaction.
 const elseMoved = `, CASE ` + server + ` WHEN $3 THEN 0 ELSE ('` + objects.Moved + `' || ` + server + `)::bigint END`
 
 func isMoved(err error) bool {

@@ -25,8 +25,8 @@ const (
 	stateUnique        = "23505"
 )
 
-// outdated reports whether a write was rejected because of something that a look finds: a
-// table, a column, a privilege.
+// outdated reports whether a write was rejected because of something that a look can find: a table,
+// a column, a privilege.
 func outdated(err error) bool {
 	code := pgconns.SQLState(err)
 	return (strings.HasPrefix(code, "42") && code != statePreparedTwice || code == stateNoSchema) && !pgconns.IsConnecting(err)
@@ -35,7 +35,7 @@ func outdated(err error) bool {
 // throughPooler is the remedy for a pooler that gives a session's prepared statements to other clients.
 const throughPooler = "(through a pooler in transaction mode, add default_query_exec_mode=exec to the URL)"
 
-// explain wraps an error of the driver with its meaning.
+// explain wraps a driver's error with its meaning.
 func (s *setups) explain(err error) error {
 	if err == nil || errors.Is(err, objects.ErrSetup) {
 		return err
@@ -65,7 +65,7 @@ func (s *setups) explain(err error) error {
 	case code == pgconns.StateTooLarge:
 		return fmt.Errorf("%w: %w (a key, or a name, must have at most %d bytes together with its type: use a hash of it)", objects.ErrInvalid, err, longestKey)
 	case pgconns.RefusesSetting(err):
-		return fmt.Errorf("%w: %w (a pooler admits no such setting in the URL)", objects.ErrSetup, err)
+		return fmt.Errorf("%w: %w (a pooler does not accept such a setting in the URL)", objects.ErrSetup, err)
 	case code == statePreparedTwice:
 		return fmt.Errorf("%w: %w %s", objects.ErrSetup, err, throughPooler)
 	case code == stateNotPrepared: // not an ErrSetup, because the driver prepares it again if there is no pooler
@@ -82,8 +82,8 @@ func (s *setups) explain(err error) error {
 	return err
 }
 
-// remedyFor returns the statements that give this role what a statement was denied; "" if that is not known: the
-// function of a trigger may need a privilege, too.
+// remedyFor returns the statements that grant this role what a statement was denied, or "" if that is not known:
+// the function of a trigger may need a privilege, too.
 func (s *setups) remedyFor(denied error) string {
 	of := func(name string) bool { return strings.Contains(denied.Error(), " "+name+" (SQLSTATE") }
 	if s.cfg.Schema != "" && of(s.cfg.Schema) {

@@ -17,9 +17,9 @@ import (
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
-// Fenced runs fn in a transaction that commits only if the fence holds. It returns the
-// error of fn, or otherwise that of the transaction around it. The session may allow the
-// transaction to idle for less time than the fence does.
+// Fenced runs fn in a transaction that commits only if the fence holds. It returns the error of fn,
+// or else that of the transaction around it. The session may allow the transaction to idle for less
+// time than the fence does.
 func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, fn func(tx pgx.Tx) error) (fnErr, err error) {
 	limited, cancel := objects.Limited(ctx)
 	defer cancel()
@@ -84,7 +84,7 @@ const (
 
 // funcTx runs a caller's func in a transaction: after what first does, and before the statements
 // that last adds, which are sent with COMMIT; either may be nil. It returns the error of fn, or
-// otherwise that of the transaction, and whether COMMIT was sent. It releases the connection.
+// else that of the transaction, and whether COMMIT was sent. It releases the connection.
 func funcTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, first func(context.Context, pgx.Tx) error, fn func(pgx.Tx) error, last func(*pgx.Batch)) (fnErr error, sent bool, err error) {
 	defer conn.Release() // closes it if it is still in a transaction
 	// Sent as one simple query.
@@ -239,8 +239,8 @@ func (t *Table) checkOf(ctx context.Context, found *setup, fence *objects.Fence)
 	return &check{pgconns.Statement{SQL: s.texts.In(rowFence), Args: rowArgs(fence.Claim)}, r, s}, nil
 }
 
-// renewed reports whether the statement is another one now, because err shows that the table of the user is
-// not what it was when it was checked. The transaction, which has changed nothing, can be sent again.
+// renewed reports whether the statement has been made anew, because err shows that the user's table has
+// changed since it was checked. The transaction, which has changed nothing, can be sent again.
 func (c *check) renewed(ctx context.Context, err error) bool {
 	if c.rows == nil {
 		return false
@@ -266,7 +266,7 @@ func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error
 	switch {
 	case err == nil && stands && !isRefusal(cause): // it idled too long
 		return cause
-	case err == nil && (stands || t.isElsewhere(ctx, fence)): // what a failover had lost is written again, or may be
+	case err == nil && (stands || t.isElsewhere(ctx, fence)): // what a failover had lost has been written again, or may be
 		return fmt.Errorf("%w (%w)", objects.ErrMoved, cause)
 	case err == nil:
 		return fence.Refused(now, nil)
@@ -277,7 +277,7 @@ func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error
 	}
 }
 
-// isElsewhere reports whether the table is on another server than the lease of a fence knows of. If its record is
+// isElsewhere reports whether the table is now on a server that the fence's lease does not know. If the record is
 // missing there, its holder may write it again.
 func (t *Table) isElsewhere(ctx context.Context, fence *objects.Fence) bool {
 	if fence.Server == nil || fence.Server() == "" {
@@ -287,8 +287,8 @@ func (t *Table) isElsewhere(ctx context.Context, fence *objects.Fence) bool {
 	return err != nil || on.Server != fence.Server()
 }
 
-// Reasserted reports whether a claim whose fence did not hold stands again: a failover had lost it, and its session, one
-// of this process, has written it again.
+// Reasserted reports whether a claim whose fence did not hold stands again, because a failover had lost it and its
+// session, in this process, has written it again.
 func (t *Table) Reasserted(ctx context.Context, fence *objects.Fence) (bool, error) {
 	c := fence.Claim
 	row, exists, err := t.rowOf(ctx, c) // on a connection that the failover may have broken
@@ -317,12 +317,12 @@ func (t *Table) rowOf(ctx context.Context, c *objects.Claim) (row objects.Claim,
 	return rows[0], true, nil
 }
 
-// isOf reports whether a row is as the claim on it has it.
+// isOf reports whether a row still carries the claim.
 func isOf(row objects.Claim, c *objects.Claim) bool {
 	return row.Session == c.Session && row.Token == c.Token
 }
 
-// read reports whether what a fence depends on stands, and returns the record that does.
+// read reports whether what a fence depends on stands, and returns the current record.
 func (t *Table) read(ctx context.Context, fence *objects.Fence) (now *objects.Row, stands bool, err error) {
 	if fence.Claim != nil {
 		row, _, err := t.rowOf(ctx, fence.Claim)

@@ -39,12 +39,12 @@ const (
 // errGoAlone means that nothing of a group was written, because of one of its writes.
 var errGoAlone = errors.New("has to be written alone")
 
-// writeGroups implement group commit: leases of a store that write at the same moment
-// share round trips and commits. Each kind of write has its own groups, because a release
-// need not be durable, but the others must be.
+// writeGroups implements group commit: a store's leases that write at the same moment share round
+// trips and commits. Each kind of write has its own groups, because a release need not be durable,
+// but the others must be.
 //
-// Measured with 200 leases that renew as often as they can, this allows two to ten times
-// as many renewals per second; at the usual rate of renewals it makes no difference.
+// With 200 leases that renew as often as they can, this was measured to allow two to ten times as
+// many renewals per second; at the usual rate of renewals it makes no difference.
 type writeGroups struct{ create, replace, remove writeGroup }
 
 func (g *writeGroups) all() []*writeGroup { return []*writeGroup{&g.create, &g.replace, &g.remove} }
@@ -53,7 +53,7 @@ func (g *writeGroups) all() []*writeGroup { return []*writeGroup{&g.create, &g.r
 // alone. Writes that arrive in the meantime are sent as one transaction as soon as the first is answered.
 //
 // No write delays another for long. If the server rejects a group, or is slow with one of its writes, each
-// is sent alone, as if there were no groups. If the answer for which they wait does not come soon, they are
+// is sent alone, as if there were no groups. If the answer that they wait for does not come soon, they are
 // sent without it.
 type writeGroup struct {
 	table *Table
@@ -149,7 +149,8 @@ func (g *writeGroup) next() {
 	}()
 }
 
-// leave removes a write that its caller has given up. It reports whether an answer has come after all.
+// leave removes a write that its caller has given up, and reports whether an answer has come after
+// all.
 func (g *writeGroup) leave(ctx context.Context, w *groupedWrite) (answered bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

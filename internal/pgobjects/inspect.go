@@ -12,11 +12,11 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// tableState is what was found out about one of the library's tables. The names are those of its
-// JSON.
+// tableState is what was found out about one of the library's tables. The fields have the names of
+// the JSON.
 type tableState struct {
 	Schema      string // empty: there is no such table
-	Ahead       string // schema of another one that search_path finds now
+	Ahead       string // schema of another table of that name that search_path finds now
 	Kind        string // pg_class.relkind
 	Persistence string // of the table, or the worst of its parts: see tableUnlogged
 	Parts       bool   // it is partitioned, or others inherit from it
@@ -114,8 +114,8 @@ func (is *tableState) wrong(want *objects.OwnTable, name string) []string {
 	return want.Wrong(found, mustBe)
 }
 
-// mustBe returns the types of which a column must be one, or "" if it is. The server's own errors come
-// late or don't name the column.
+// mustBe returns the types that a column may have, or "" if it has one of them. The server's own
+// errors come late or don't name the column.
 func mustBe(kind objects.ColumnKind, declared string) string {
 	types := []string{"bigint"}
 	switch kind {

@@ -17,11 +17,11 @@ import (
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
-// The lineage of a table is the history that one primary continues. A promotion or a restore begins
-// another, which may lack what was last acknowledged. The table is marked once in each lineage, by an
-// object whose age then says how long ago the first replica came to this primary.
+// The lineage of a table is the history that one primary continues. A promotion or a restore begins a
+// new lineage, which may lack the last acknowledged writes. The table is marked once in each lineage,
+// with an object whose age says how long ago the first replica reached this primary.
 //
-// What is known of a lineage holds for one start of one server: a standby keeps its connections
+// What is known about a lineage holds for one start of one server: a standby keeps its connections
 // when it is promoted, and a pooler moves them.
 
 // lineageID is the ID of the object that marks a table.
@@ -62,8 +62,8 @@ func (s *seenLineage) is() objects.Lineage {
 	return is
 }
 
-// isElsewhere notes the server that has answered, and reports whether it is another than the one that was
-// looked at, so that Lineage will look again.
+// isElsewhere notes the server that has answered, and reports whether it is not the one that was
+// inspected, so that Lineage will look again.
 func (l *lineages) isElsewhere(server string) bool {
 	seen := l.seen.Load()
 	if seen == nil || seen.Server == server {
@@ -73,14 +73,14 @@ func (l *lineages) isElsewhere(server string) bool {
 	return true
 }
 
-// isNot notes that a server that was looked at is not the one that has answered.
+// isNot notes that an inspected server is not the one that has answered.
 func (l *lineages) isNot(server string) {
 	if seen := l.seen.Load(); seen != nil && seen.Server == server {
 		l.seen.CompareAndSwap(seen, nil)
 	}
 }
 
-// checkServer returns [objects.ErrMoved] if a write names another server than the one that has answered.
+// checkServer returns [objects.ErrMoved] if a write names a server other than the one that has answered.
 func (l *lineages) checkServer(cond objects.Condition, server string) error {
 	if cond.Server == "" || cond.Server == server {
 		return nil
@@ -89,7 +89,7 @@ func (l *lineages) checkServer(cond objects.Condition, server string) error {
 	return objects.ErrMoved
 }
 
-// Lineage returns the lineage in which the table is. It does I/O only if that is not known.
+// Lineage returns the table's lineage. It does I/O only if the lineage is not known.
 func (t *Table) Lineage(ctx context.Context) (objects.Lineage, error) {
 	if seen := t.lineages.seen.Load(); seen != nil {
 		return seen.is(), nil
@@ -123,8 +123,8 @@ func (t *Table) Lineage(ctx context.Context) (objects.Lineage, error) {
 			t.leaveOldPrimary(look)
 			return objects.Lineage{}, errOldPrimary
 		}
-		// A mark of this very start is as good, though one of the two saw no timeline: a server that was demoted, or
-		// lost commits, has been started again.
+		// A mark of this very start is as good, even if one of the two looks saw no timeline: a server that was
+		// demoted, or lost commits, has been restarted.
 		if look.marked.Lineage == look.lineage || look.marked.Start == look.server {
 			seen := &seenLineage{look.is(), look, look.at, look.at}
 			if last := t.lineages.last; last != nil && last.Mark == seen.Mark {
@@ -151,12 +151,12 @@ type lineageLook struct {
 	at              time.Time // the answer's
 }
 
-// errOldPrimary is the error of calls of leases on a server from which the database has failed over.
+// errOldPrimary is the error of leases' calls on a server from which the database has failed over.
 var errOldPrimary = errors.New("an old primary still answers: the database has failed over from this server to another one (stop it, or keep it from being reached)")
 
 // isBefore reports whether the server is an old primary, given what was last seen: it is in an earlier timeline of the same
-// database, and no process has marked it since the later one was marked. A standby of that timeline that is promoted is
-// marked anew.
+// database, and no process has marked it since the later timeline was marked. A standby of the earlier timeline that is
+// promoted is marked anew.
 func (l *lineageLook) isBefore(last *lineageLook) bool {
 	system, timeline, _ := strings.Cut(l.lineage, "/")
 	lastSystem, lastTimeline, _ := strings.Cut(last.lineage, "/")
@@ -164,7 +164,7 @@ func (l *lineageLook) isBefore(last *lineageLook) bool {
 		l.age > last.age+l.at.Sub(last.at)
 }
 
-// leaveOldPrimary gives the connections to an old primary up.
+// leaveOldPrimary gives up the connections to an old primary.
 func (t *Table) leaveOldPrimary(look *lineageLook) {
 	t.conns.Leave()
 	if t.lineages.left == look.server {
@@ -182,14 +182,14 @@ func (l *lineageLook) is() objects.Lineage {
 	return is
 }
 
-// lookBriefly is lookAtLineage, but leaves a connection that hangs, for which all calls of leases would wait.
+// lookBriefly is lookAtLineage, but gives up a connection that hangs, which would block all leases' calls.
 func (t *Table) lookBriefly(ctx context.Context) (*lineageLook, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	return t.lookAtLineage(ctx)
 }
 
-// lookAtLineage reads where the table is, and its mark.
+// lookAtLineage reads the table's server and lineage, and its mark.
 func (t *Table) lookAtLineage(ctx context.Context) (look *lineageLook, err error) {
 	ctx = objects.WithLeaseCall(ctx)
 	_, err = t.setups.call(ctx, mayRead, func(found *setup) error {
@@ -235,9 +235,9 @@ func (t *Table) lineageIn(ctx context.Context, text string) (*lineageLook, error
 	return &look, nil
 }
 
-// mark marks the table, unless another process is faster. On a server that was never promoted or restored, the
-// first mark of a table says that nothing can have been lost. So does that of a table that was just made, unless
-// it may have been made before, on another server.
+// mark marks the table, unless another process is faster. On a server that was never promoted or restored, a
+// table's first mark says that nothing can have been lost. The first mark of a table that was just created also
+// says that, unless the table may have been created before, on another server.
 func (t *Table) mark(ctx context.Context, look *lineageLook, isNew bool) error {
 	cond := objects.Condition{Kind: objects.IfAbsent, Server: look.server}
 	if look.version != 0 {
@@ -253,8 +253,8 @@ func (t *Table) mark(ctx context.Context, look *lineageLook, isNew bool) error {
 	return err
 }
 
-// markNew marks a table that was just made, where the first call of a lease would not know that nothing can have
-// been lost. If it can't, leases wait for a TTL.
+// markNew marks a table that was just created, because the first call of a lease would not know that nothing can
+// have been lost. If markNew fails, leases wait for a TTL.
 func (t *Table) markNew(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -263,7 +263,7 @@ func (t *Table) markNew(ctx context.Context) {
 	}
 }
 
-// tellLineage logs that the table is in another lineage than this process has seen before.
+// tellLineage logs that the table is in a different lineage than before.
 func (t *Table) tellLineage(look *lineageLook) {
 	before := t.lineages.told.Swap(&look.lineage)
 	if before == nil && strings.HasPrefix(look.lineage, onlyStart) {
@@ -276,19 +276,19 @@ func (t *Table) tellLineage(look *lineageLook) {
 }
 
 const (
-	// The timeline is that of the WAL that is being written: pg_control_checkpoint shows the old one
-	// for a while. In recovery, there is no such WAL, and no lineage. A promotion, and a restore to a point in
-	// time, begins the next timeline.
+	// The timeline is that of the WAL being written, because pg_control_checkpoint shows the old one for a
+	// while. In recovery there is no such WAL, and no lineage. A promotion, or a restore to a point in time,
+	// begins the next timeline.
 	firstTimeline = "/00000001"
 	onlyStart     = "start/"
 	timeline      = `substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)`
 
-	// With fsync off a restart may lose commits, like a failover.
+	// With fsync off, a restart may lose commits, as a failover may.
 	ofServer = `
 			SELECT {server} AS start, CASE WHEN NOT pg_is_in_recovery() THEN
 				(SELECT system_identifier FROM pg_control_system()) || '/' || ` + timeline + `
 				|| CASE current_setting('fsync') WHEN 'on' THEN '' ELSE '/' || {server} END END AS lineage`
-	// Where these functions are missing, or refused, each start counts as a lineage.
+	// Where these functions are missing or refused, each start counts as a lineage.
 	ofStart = `
 			SELECT {server} AS start, CASE WHEN NOT pg_is_in_recovery() THEN '` + onlyStart + `' || {server} END AS lineage`
 

@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// lockerAgain is for how long an answer to the question of who has locked a record is reused.
+	// lockerAgain is how long an answer about who has locked a record is reused.
 	lockerAgain = 10 * time.Second
 
-	// whoLocks is the answer if no transaction was found, or time was short.
+	// whoLocks is the answer if no transaction was found, or if time ran out.
 	whoLocks = "a transaction keeps the record locked: see pg_prepared_xacts, and pg_locks with pg_stat_activity"
 )
 
-// locker is what was last found to have locked a record.
+// locker is the transaction that was last found to have locked a record.
 type locker struct {
 	of   objects.ID
 	at   time.Time
@@ -31,7 +31,7 @@ type locker struct {
 }
 
 // explainLocked adds the lock's owner to the error of a write that has waited for the lock in vain. It asks
-// the server only once in a while, in the time that is left for the call.
+// the server only once in a while, in the time that the call has left.
 func (t *Table) explainLocked(ctx context.Context, id objects.ID, err error) error {
 	if pgconns.SQLState(err) != pgconns.StateLockNotAvailable {
 		return err
@@ -39,7 +39,7 @@ func (t *Table) explainLocked(ctx context.Context, id objects.ID, err error) err
 	last := t.locker.Load()
 	if last == nil || last.of != id || time.Since(last.at) >= lockerAgain {
 		now := &locker{of: id, at: time.Now(), text: whoLocks}
-		if t.locker.CompareAndSwap(last, now) { // what others say meanwhile
+		if t.locker.CompareAndSwap(last, now) { // so that other calls say this meanwhile
 			now = &locker{of: id, at: now.at, text: cmp.Or(t.findLockers(ctx, id), whoLocks)}
 			t.locker.Store(now)
 		}
@@ -79,7 +79,8 @@ func (t *Table) findLockers(ctx context.Context, id objects.ID) string {
 	return ""
 }
 
-// A row's xmax is the transaction that has locked it, or if several share the lock, the set of them.
+// A row's xmax is the transaction that has locked it, or the set of transactions that share the
+// lock.
 const (
 	oneLocks = lockedBy + `SELECT xmax AS xid FROM {objects} WHERE object_type = $1 AND id = $2` + lockedSince
 	someLock = lockedBy + `

@@ -11,11 +11,12 @@ import (
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
-// To take rows of which at most so many with the same key are claimed at once needs two statements in one transaction,
-// because a statement does not see what was claimed while it ran. The first locks keys. The second sees all that others
-// have claimed under these locks before, and takes only rows with these keys.
+// If only a limited number of rows with the same key may be claimed at once, taking rows needs two statements in one
+// transaction, because a statement does not see what was claimed while it ran. The first statement locks keys. The
+// second sees everything that was claimed under these locks before, and takes only rows with these keys.
 const (
-	// roomOfKey counts how many more rows with a key may be claimed, at most as many entries of an index as there may be.
+	// roomOfKey counts how many more rows with a key may be claimed. It reads at most as many index entries as rows may
+	// be claimed.
 	roomOfKey = `
 				SELECT {key_limit} - count(*) AS tenure_room FROM (
 					SELECT FROM {rows} WHERE {session} IS NOT NULL AND {key} = tenure_key LIMIT {key_limit}) tenure_claimed`
@@ -41,8 +42,8 @@ const (
 				SELECT {id} AS tenure_id, {key} AS tenure_key FROM {rows} WHERE {id} = ANY(ARRAY(SELECT tenure_id FROM tenure_picked)) ORDER BY {order})`
 	whichAreReadyPerKey = openRows + `
 			SELECT tenure_id::text, $1::text, 0::bigint, 0 FROM tenure_ordered LIMIT $2::bigint`
-	// lockKeys notes the keys that it has locked, once for each row to take. It returns whether it has found rows, and the
-	// lock of the first key if others have locked all keys.
+	// lockKeys notes the keys that it has locked, once for each row to take. It returns whether it has found rows and, if
+	// other transactions have locked all keys, the lock of the first key.
 	lockKeys = openRows + `,
 			tenure_locked AS MATERIALIZED (
 				SELECT tenure_key FROM tenure_ordered WHERE pg_try_advisory_xact_lock(` + lockOfKey + `) LIMIT $2::bigint)
@@ -68,12 +69,12 @@ func sendTake(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, te
 	return r.sendWhere(ctx, limit, 0, s, text, where, args, nil)
 }
 
-// takePerKey is sendTake for rows of which only so many with the same key may be claimed at once. If it gets none of the rows
-// that it has found, because others have taken them or a transaction of the application's has locked them, it looks for
-// twice as many. If others have locked all keys, it waits for the lock of the first, while it has none itself.
+// takePerKey is sendTake for rows with a limit per key. If it gets none of the rows that it has found, because other sessions
+// have taken them or a transaction of the application has locked them, it looks for twice as many. If other transactions have
+// locked all keys, it waits for the lock of the first key while it holds none itself.
 func takePerKey(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, text, where string, args []any) ([]objects.Claim, error) {
 	const (
-		most     = 10 // then other callers have their turn
+		most     = 10 // then other callers get their turn
 		mostRows = 1000
 	)
 	looking := slices.Clone(args)

@@ -17,8 +17,8 @@ import (
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
-// Rows is a table of the user with claims on its rows. It sends statements as [Claims] does. All methods are
-// safe for concurrent use.
+// Rows is a user's table with claims on its rows. It sends statements as [Claims] does. All methods are safe
+// for concurrent use.
 type Rows struct {
 	claims *Claims
 	cfg    objects.RowsConfig
@@ -35,14 +35,14 @@ func (t *Table) Rows(cfg objects.RowsConfig, logger *slog.Logger) objects.RowsTa
 	return r
 }
 
-// rowSetup is what was found out about a table of the user.
+// rowSetup is what was found out about a user's table.
 type rowSetup struct {
 	rowFacts
 	own   *setup         // where the statements expect the library's tables
 	texts *objects.Texts // make the statements
 }
 
-// rowFacts are the facts on which the statements depend.
+// rowFacts has the facts that the statements depend on.
 type rowFacts struct {
 	schema, objects string // of the table; the quoted name of the library's table of objects
 	id, attempts    string // types of columns
@@ -50,7 +50,7 @@ type rowFacts struct {
 	sessionLength   int    // how many characters the session's column holds; 0: any number
 }
 
-// newRowTexts returns what makes statements on rows.
+// newRowTexts returns the maker of statements on rows.
 func newRowTexts(cfg objects.RowsConfig, found rowFacts) *objects.Texts {
 	d := objects.RowsDialect{
 		Now: "clock_timestamp()", Attempts: "coalesce({}, 0)", Next: "{} + 1", Back: "greatest({}, 1) - 1",
@@ -60,9 +60,9 @@ func newRowTexts(cfg objects.RowsConfig, found rowFacts) *objects.Texts {
 		},
 	}
 	if most := map[string]string{"smallint": "32767", "integer": "2147483647", "bigint": "9223372036854775807"}[found.attempts]; most != "" {
-		d.Next = "least({}, " + most + " - 1) + 1" // one row that has the most must not keep all others
+		d.Next = "least({}, " + most + " - 1) + 1" // a row at the limit must not block all others
 	}
-	if found.id == "text" { // an empty key is none
+	if found.id == "text" { // an empty key is not a key
 		d.Ready = " AND " + objects.Quoted(cfg.ID) + " <> ''"
 	}
 	return objects.NewTexts(slices.Concat(words(), cfg.Words(d), []string{
@@ -71,9 +71,9 @@ func newRowTexts(cfg objects.RowsConfig, found rowFacts) *objects.Texts {
 	})...)
 }
 
-// What the comments on the statements for claims say about plans also holds here: rows are locked in one
-// step and written by their IDs in the next, and IS NOT DISTINCT FROM keeps the planner from the index on
-// the session.
+// The comments about plans in the statements for claims also hold here: rows are locked in one step and
+// written by their IDs in the next, and IS NOT DISTINCT FROM keeps the planner away from the index on the
+// session.
 const (
 	readyRows  = `FROM {rows} WHERE {session} IS NULL{and_ready}{where} AND {id} <> ALL($3::text[]::{type}[])`
 	rowColumns = `{id}::text, coalesce({session}, ''), coalesce({token}, 0), {attempts}`
@@ -110,7 +110,7 @@ const (
 				WHERE {id} = ANY(ARRAY(SELECT unnest($2::text[]::{type}[]))) FOR NO KEY UPDATE OF r SKIP LOCKED)
 			UPDATE {rows} SET {session} = $1, {token} = tenure_token{count} FROM tenure_locked
 			WHERE {id} = tenure_id RETURNING {id}::text, '', 0::bigint, 0`
-	// The time is one that the index can be searched for.
+	// The time is one for which the index can be searched.
 	expiredRows = `
 			SELECT {id}::text, '', 0::bigint, 0 FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= statement_timestamp() ORDER BY {expires} LIMIT $1`
 	freeExpiredRows = `
@@ -128,7 +128,7 @@ const (
 	ownedRows = `
 			SELECT ` + rowColumns + ` FROM {rows} r
 			WHERE {session} = $1 AND ($2 = '' OR {id} > nullif($2, '')::{type}) ORDER BY r.{session}, r.{id} LIMIT $3`
-	// Looks up the next session in the index, and not at each row.
+	// Looks up the next session in the index instead of visiting each row.
 	sessionsOfRows = `
 			WITH RECURSIVE tenure_named(session) AS (
 				(SELECT {session} FROM {rows} WHERE {session} IS NOT NULL ORDER BY {session} LIMIT 1)
@@ -140,7 +140,7 @@ const (
 			WHERE tenure_named.session IS NOT NULL`
 	lookAtRows = `
 			SELECT ` + rowColumns + ` FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[])))`
-	// The planner would walk the table in the order of its IDs to a few rows that are owned.
+	// The planner would walk the table in the order of its IDs to find the few rows that are owned.
 	listRows = `
 			WITH tenure_owned AS MATERIALIZED (
 				SELECT {id} AS tenure_id, ` + rowColumns + ` FROM {rows} WHERE {session} IS NOT NULL AND ($1 = '' OR {id} > nullif($1, '')::{type}))
@@ -153,7 +153,7 @@ const (
 				ORDER BY {id} FOR NO KEY UPDATE)
 			UPDATE {rows} SET {requested} = {token} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_owned)) AND {session} IS NOT NULL
 			RETURNING ` + rowColumns
-	// rowFence locks the row, which whoever frees or takes it has to update.
+	// rowFence locks the row, which any session that frees or takes it has to update.
 	rowFence = failUnlessOne + `(
 			SELECT 1 FROM {rows} WHERE {id} = $1::text::{type} AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3 FOR SHARE) held`
 	endRow = `
@@ -170,7 +170,8 @@ const (
 				RETURNING {id}::text, '', {token}, 0`
 )
 
-// takeRowsFor is takeRows for a session that may have no record. It then returns a row with the token -1.
+// takeRowsFor is takeRows for a session that may have no record; if it has none, the statement returns a
+// row with the token -1.
 var takeRowsFor = forRemote(takeRows)
 
 func forRemote(take string) string {
@@ -181,11 +182,11 @@ func forRemote(take string) string {
 
 const isBegun = `EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = $1)`
 
-// wantedRows are those of ownedRows whose claims were requested.
+// wantedRows returns the rows of ownedRows whose claims were requested.
 var wantedRows = strings.Replace(ownedRows, "{session} = $1", "{session} = $1 AND {requested} = {token}", 1)
 
-// ready returns what was found about the table. It checks the table at first, and again after each new look
-// at the library's own tables.
+// ready returns what was found about the table. It checks the table on the first call, and again after each
+// new look at the library's own tables.
 func (r *Rows) ready(ctx context.Context, limit time.Duration) (*rowSetup, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -234,7 +235,7 @@ func (r *Rows) TakeReady(ctx context.Context, take objects.Taking, limit time.Du
 
 var errUntaken = errors.New("nothing is updated: a trigger prevents that")
 
-// given returns IDs as an argument that is not NULL.
+// given returns IDs as an argument that is never NULL.
 func given(ids []string) []string { return append([]string{}, ids...) }
 
 func (r *Rows) Ready(ctx context.Context, take objects.Taking, limit time.Duration) ([]string, error) {
@@ -323,7 +324,7 @@ func (r *Rows) Reassert(ctx context.Context, session, _ string, ids []string, to
 	return err
 }
 
-// setting returns the text of a statement that assigns to columns.
+// setting returns the text of a statement with these assignments to columns.
 func setting(text, set string) string { return strings.Replace(text, "{set}", set, 1) }
 
 func (r *Rows) Expired(ctx context.Context, n int, limit time.Duration) ([]string, error) {
@@ -353,8 +354,8 @@ func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Ses
 // repeated anyway, and other statements need their connections.
 func lockWait(limit time.Duration) time.Duration { return max(limit/8, time.Millisecond) }
 
-// other waits until a statement on a table of the user may be sent. It leaves a connection for the table of
-// claims, however many of the user's tables are locked or slow.
+// other waits until a statement on a user's table may be sent. It leaves a connection for the table of
+// claims, however many of the users' tables are locked or slow.
 func (c *Claims) other(ctx context.Context, limit time.Duration) (done func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -380,7 +381,8 @@ func (r *Rows) send(ctx context.Context, limit, lock time.Duration, s *rowSetup,
 	return r.sendWhere(ctx, limit, lock, s, text, "", args, nil)
 }
 
-// sendWhere is send for a text with {where}. What first adds, unless it is nil, is sent before it in its transaction.
+// sendWhere is send for a text with {where}. What first adds, unless it is nil, is sent before the statement in the
+// same transaction.
 func (r *Rows) sendWhere(ctx context.Context, limit, lock time.Duration, s *rowSetup, text, where string, args []any, first func(*rowSetup, *pgx.Batch)) ([]objects.Claim, error) {
 	return queryRows(ctx, r, limit, lock, s, first, func(row pgx.CollectableRow) (objects.Claim, error) {
 		c := objects.Claim{Kind: r.cfg.Table}
@@ -415,9 +417,9 @@ func queryRowsAs[T any](ctx context.Context, r *Rows, limit, lock time.Duration,
 	return send(ctx, r.claims, lock, begin, scan, s.texts.Where(text, where), args)
 }
 
-// changed returns the table as it is now if a statement was rejected because it is not any more what it was
-// when it was checked: the statement, which has changed nothing, can be sent again. A column for the ID that
-// has become wider rejects nothing itself, but statements convert IDs to the type that it had.
+// changed returns the table as it is now if a statement was rejected because the table has changed since it
+// was checked. The statement, which has changed nothing, can then be sent again. A widened ID column rejects
+// nothing itself, but statements convert IDs to the type that it had.
 func (r *Rows) changed(ctx context.Context, s *rowSetup, limit time.Duration, err error) *rowSetup {
 	if outdated(err) {
 		r.found.CompareAndSwap(s, nil)

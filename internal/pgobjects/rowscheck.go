@@ -44,7 +44,7 @@ func rowIndex(cfg objects.RowsConfig, suffix string) string {
 	return objects.Quoted(name + suffix)
 }
 
-// rowTable is what was found out about a table of the user.
+// rowTable is what was found out about a user's table.
 type rowTable struct {
 	schema                    string // empty: it does not exist
 	hidden, unique, bySession bool
@@ -52,7 +52,7 @@ type rowTable struct {
 	kind, persistence, lacks  string
 	role                      string // current_user
 	types                     map[string]string
-	notNull, keyed            []string // columns that are NOT NULL, that are in a unique key
+	notNull, keyed            []string // columns that are NOT NULL; columns that are in a unique key
 	triggers                  []string
 	sessionLength             int // of the session's column, in characters; 0: any
 }
@@ -112,7 +112,8 @@ func (r *Rows) Check(ctx context.Context, limit time.Duration) error {
 	return err
 }
 
-// check returns the statements for the table as it is now. Without own it does not remember them.
+// check returns the statements for the table as it is now. If own is nil, it does not remember
+// them.
 func (r *Rows) check(ctx context.Context, own *setup) (*rowSetup, error) {
 	t, cfg := r.claims.table, r.cfg
 	ctx = objects.WithClaimCall(ctx) // a table that is locked must not keep a lease waiting
@@ -194,7 +195,7 @@ func (found *rowTable) wrong(cfg objects.RowsConfig) (wrong []string) {
 	}, rowTypes, RowsDDL(cfg), bySession, cfg.PerKeyIndex(quoted(cfg.Schema, cfg.Table), func(suffix string) string { return rowIndex(cfg, suffix) }))
 }
 
-// parse has the server read the statements that contain the user's SQL.
+// parse makes the server parse the statements that contain the user's SQL.
 func (r *Rows) parse(ctx context.Context, s *rowSetup) error {
 	done, _ := ending(objects.Ending{Done: true}, nil)
 	exhausted, _ := ending(objects.Ending{Exhausted: true}, nil)
@@ -211,7 +212,7 @@ func (r *Rows) parse(ctx context.Context, s *rowSetup) error {
 	for _, part := range parts {
 		err := r.claims.table.conns.Call(ctx, func(pool *pgxpool.Pool, _ bool) error {
 			return pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-				// A statement without a name needs no closing, and passes through poolers.
+				// An unnamed statement need not be closed, and passes through poolers.
 				_, err := conn.Conn().PgConn().Prepare(ctx, "", s.texts.Where(part.text, ""), nil)
 				return err
 			})

@@ -41,7 +41,7 @@ func (r *Rows) End(ctx context.Context, how objects.Ending, claims []objects.Cla
 		ctx, cancel := context.WithTimeout(objects.WithClaimCall(ctx), limit)
 		defer cancel()
 		lost, _, err = r.end(ctx, how, claims, limit, nil)
-		if how.Unlocked && pgconns.SQLState(err) == pgconns.StateLockNotAvailable { // what a trigger or a foreign key needs
+		if how.Unlocked && pgconns.SQLState(err) == pgconns.StateLockNotAvailable { // a trigger or a foreign key needs the lock
 			return claims, nil
 		}
 		return lost, err
@@ -146,14 +146,14 @@ const selectTxID = `, pg_current_xact_id()::text,
 // statement, made while the table was small, would read the whole table long after it has grown.
 func replanned(conn *pgx.Conn) pgx.QueryExecMode {
 	if mode := conn.Config().DefaultQueryExecMode; mode != pgx.QueryExecModeCacheStatement {
-		return mode // which prepares nothing, for a pooler perhaps
+		return mode // which prepares nothing, perhaps for a pooler
 	}
 	return pgx.QueryExecModeCacheDescribe
 }
 
-// outcome finds out whether a transaction has committed whose COMMIT was not answered. A committed
-// xid proves that only as long as the server has not crashed since. A crash ends all sessions of
-// that time, so one of them must be left. Only sessions of the own role can be seen.
+// outcome determines whether a transaction whose COMMIT was not answered has committed. A committed
+// xid proves that only if the server has not crashed since. A crash ends all sessions, so a session
+// from that time must be left. Only sessions of the same role can be seen.
 func (r *Rows) outcome(ctx context.Context, id txID, cause error) error {
 	ctx, cancel := context.WithTimeout(objects.WithClaimCall(context.WithoutCancel(ctx)), 10*time.Second)
 	defer cancel()

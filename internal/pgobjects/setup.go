@@ -66,7 +66,7 @@ func (s *setup) equal(other *setup) bool {
 // in returns the statement of a text.
 func (s *setup) in(text string) string { return s.placed.in(text) }
 
-// mayDo returns an error if a call lacks something besides the table of objects.
+// mayDo returns an error if a call needs something that is missing besides the table of objects.
 type mayDo func(*setup) error
 
 func mayRead(*setup) error { return nil }
@@ -98,8 +98,8 @@ func (s *setup) grants() string {
 	return strings.Join(grants, "; ")
 }
 
-// mayNotCreate returns the [objects.ErrSetup] of a role that may not create what is missing. When its owner has made
-// all tables, the role needs privileges on them.
+// mayNotCreate returns the [objects.ErrSetup] of a role that may not create what is missing. Once the owner has
+// created all tables, the role needs privileges on them.
 func (s *setup) mayNotCreate(denied error, schema string) error {
 	then := *s
 	for i := range then.lacks {
@@ -213,7 +213,7 @@ func (s *setups) migrateClaims(ctx context.Context) error {
 	return found.mayClaim()
 }
 
-// createTable creates tables where they were looked for.
+// createTable creates tables in the schema where they were looked for.
 func (s *setups) createTable(ctx context.Context, found *setup, ddl string) error {
 	err := pgx.BeginFunc(ctx, s.conns.Pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock($1)`, int64(migrateLock)); err != nil {
@@ -253,8 +253,8 @@ func (s *setups) query(ctx context.Context, sql string, args []any, dest ...any)
 	return s.conns.QueryRow(objects.WithLeaseCall(ctx), sql, args, dest...)
 }
 
-// get looks at the database on the first call, and again from time to time, because people change tables
-// and privileges while replicas run.
+// get looks at the database on the first call, and again from time to time, because operators change
+// tables and privileges while replicas run.
 func (s *setups) get(ctx context.Context) (*setup, error) {
 	return s.recall(func(found *setup) bool { return time.Since(found.at) >= lookAgain }, func() (*setup, error) { return s.look(ctx) })
 }
@@ -342,7 +342,7 @@ func (s *setups) call(ctx context.Context, may mayDo, fn func(found *setup) erro
 	return again, err
 }
 
-// which returns what was found, or why it does not suit a call.
+// which returns what was found, or why it is unsuitable for a call.
 func (s *setups) which(ctx context.Context, may mayDo) (*setup, error) {
 	found, err := s.get(ctx)
 	if err == nil && may(found) != nil {
@@ -354,13 +354,14 @@ func (s *setups) which(ctx context.Context, may mayDo) (*setup, error) {
 	return found, may(found)
 }
 
-// claiming returns what was found, or why there can be no claims.
+// claiming returns what was found, or why claims are not possible.
 func (s *setups) claiming(ctx context.Context) (*setup, error) {
 	return s.which(ctx, (*setup).mayClaim)
 }
 
 // write makes a write as call does, and repeats it without tombstones if it fails with them. Tombstones are
-// not required, and something that a look can't evaluate, like the expression of a policy, may forbid them.
+// not required, and something that a look can't evaluate, such as the expression of a policy, may forbid
+// them.
 func (s *setups) write(ctx context.Context, write func(found *setup) error) error {
 	same, err := s.call(ctx, mayRead, write)
 	if same == nil || !same.tombstones {

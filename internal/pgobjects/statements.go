@@ -8,13 +8,14 @@ import (
 
 const pruneAtMost = 10000 // tombstones in one statement
 
-// names are the quoted names of the tables, and what puts them into statements.
+// names has the quoted names of the tables, and the texts that put them into statements.
 type names struct {
 	tables [objects.TableCount]string
 	texts  *objects.Texts
 }
 
-// newNames returns the names of the tables in their schemas. An empty one leaves it to search_path.
+// newNames returns the names of the tables in their schemas. An empty schema leaves it to
+// search_path.
 func newNames(table string, schemas [objects.TableCount]string) names {
 	var n names
 	for i, own := range objects.OwnTables {
@@ -42,7 +43,7 @@ func quoted(schema, table string) string {
 	return objects.Quoted(schema, table)
 }
 
-// server is another number on another server, and after a restart.
+// server is a number that differs between servers, and after a restart.
 const server = "floor(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint"
 
 // words have the same meaning in all statements.
@@ -53,7 +54,7 @@ func words() []string {
 		"{now_ms}", "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
 		"{now_us}", "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
 		"{server}", server,
-		// A version that is not positive is read as one above the limit, almost always a
+		// A version that is not positive is read as a version above the limit, almost always a
 		// different one for each value, so that a write can still name what was read.
 		"{version}", "CASE WHEN resource_version > 0 THEN resource_version ELSE greatest(" + limit + ", 9223372036854775807 + resource_version) END",
 		"{version_limit}", limit,
@@ -86,8 +87,8 @@ const (
 	stamp = `updated_at_ms = {now_ms},
 				resource_version = greatest(CASE WHEN resource_version < {version_limit} THEN resource_version + 1 END, {now_us}`
 
-	// A row even if there is no object, because the server is told in any case. The version of an object
-	// is never NULL.
+	// Returns a row even if there is no object, because the caller always needs the server. The version
+	// of an object is never NULL.
 	getObject = `
 			SELECT {server}, {now_us}, o.name, o.labels, o.payload, o.version, o.created_at_ms, o.updated_at_ms FROM (VALUES (1)) one LEFT JOIN (
 				SELECT name, labels, payload, {version} AS version, created_at_ms, updated_at_ms
@@ -111,9 +112,9 @@ const (
 			WHERE ` + onServer6 + `
 			ON CONFLICT DO NOTHING
 			RETURNING resource_version, created_at_ms, updated_at_ms`
-	// Returns the version of the stored object, or 0 if there is none. Fails if that is the
-	// object that was just inserted, and its version is not above that of the one that was
-	// deleted while the insert waited.
+	// Returns the version of the stored object, or 0 if there is none. Fails if that is the object
+	// just inserted and its version is not above that of the object deleted while the insert
+	// waited.
 	checkNumber = `
 			SELECT coalesce(max({version}), 0), max(1 / (1 - (xmin = pg_current_xact_id_if_assigned()::xid AND EXISTS (
 				SELECT FROM {tombstones} t WHERE t.object_type = $1 AND t.id = $2
@@ -143,8 +144,9 @@ const (
 				AND ($6 = '' OR position($6 IN labels->>$7) > 0) AND ($8::bigint = 0 OR {server} = $8::bigint)
 			RETURNING name, labels, payload, resource_version, created_at_ms, updated_at_ms`
 
-	// A deletion is the first of these, then the second if there are tombstones, and one of the others. A
-	// role may lack the right to notify, so a statement that need not notify does not mention pg_notify.
+	// A deletion consists of the first of these, then the second if there are tombstones, and one of the
+	// others. A role may lack the right to notify, so a statement that need not notify does not mention
+	// pg_notify.
 	removeObject = `
 			WITH gone AS (
 				DELETE FROM {objects} WHERE object_type = $1 AND id = $2 AND {version} = $3 AND ($4::bigint = 0 OR {server} = $4::bigint)

@@ -35,11 +35,11 @@ func (cfg Config) Validate() error {
 	const longest = 63 // bytes; Postgres truncates longer names
 	errs := []error{objects.ValidTable(cfg.Table), objects.ValidText("Schema", cfg.Schema)}
 	if more := len(cfg.Table+objects.TombstonesSuffix) - longest; more > 0 {
-		errs = append(errs, fmt.Errorf("%w: Table %q is too long by %d bytes: with %q behind it Postgres would cut it off",
+		errs = append(errs, fmt.Errorf("%w: Table %q is too long by %d bytes: with the suffix %q Postgres would truncate it",
 			objects.ErrInvalid, cfg.Table, more, objects.TombstonesSuffix))
 	}
 	if more := len(cfg.Schema) - longest; more > 0 {
-		errs = append(errs, fmt.Errorf("%w: Schema %q is too long by %d bytes: Postgres would cut it off", objects.ErrInvalid, cfg.Schema, more))
+		errs = append(errs, fmt.Errorf("%w: Schema %q is too long by %d bytes: Postgres would truncate it", objects.ErrInvalid, cfg.Schema, more))
 	}
 	if cfg.ListenURL != "" {
 		if _, err := pgconns.ParseURL(cfg.ListenURL); err != nil {
@@ -152,7 +152,7 @@ func (t *Table) Get(ctx context.Context, id objects.ID) (objects.Row, error) {
 		if err != nil {
 			return r, t.setups.explain(unreadable(err))
 		}
-		// What a lease decides by it must be of the server of which the lineage is known.
+		// A lease must decide by an answer from the server whose lineage is known.
 		if again = t.lineages.isElsewhere(strconv.FormatInt(server, 10)) && objects.IsLeaseCall(ctx); again {
 			if _, err := t.Lineage(ctx); err != nil {
 				return r, err
@@ -169,7 +169,7 @@ func (t *Table) Get(ctx context.Context, id objects.ID) (objects.Row, error) {
 	return r, nil
 }
 
-// List returns at most limit objects of a type, those after an ID, ordered by ID.
+// List returns at most limit objects of a type whose IDs come after the given one, ordered by ID.
 func (t *Table) List(ctx context.Context, objectType, after string, limit int) (listed []objects.Row, err error) {
 	ctx, cancel := objects.Limited(ctx)
 	defer cancel()

@@ -7,14 +7,12 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// The root package's tests use these to bring about what otherwise takes an hour or a
-// coincidence.
+// The root package's tests use these to cause what otherwise takes an hour or a coincidence.
 
 // SetPruned sets when tombstones were last pruned.
 func (t *Table) SetPruned(at time.Time) { t.pruned.Store(at.Unix()) }
 
-// ForceLook makes what was found in the database, if anything, so old that the next call
-// looks again.
+// ForceLook ages what was found in the database, if anything, so that the next call looks again.
 func (t *Table) ForceLook() {
 	if found := t.setups.found.Load(); found != nil {
 		old := *found

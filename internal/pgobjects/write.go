@@ -18,7 +18,7 @@ import (
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
-// write is the statements that write one object.
+// write has the statements that write one object.
 type write struct {
 	found      *setup
 	id         objects.ID
@@ -98,8 +98,8 @@ func (t *Table) replace(ctx context.Context, found *setup, obj objects.Row, cond
 	return r, nil
 }
 
-// Resume renews an object unchanged, in one round trip, if its payload contains a part and if it
-// has one label and none of some others, and the mark of a lineage in a third. Otherwise it returns [objects.ErrNotFound].
+// Resume renews an object unchanged, in one round trip, if its payload contains part, and if it has the first label, none
+// of the others, and the lineage's mark in markLabel. Otherwise it returns [objects.ErrNotFound].
 func (t *Table) Resume(ctx context.Context, id objects.ID, part []byte, label string, others []string, on objects.Lineage, markLabel string) (objects.Row, error) {
 	ctx, cancel := objects.Limited(ctx)
 	defer cancel()
@@ -230,7 +230,7 @@ func (t *Table) version(ctx context.Context, found *setup, id objects.ID, cond o
 	return current.Int64, err
 }
 
-// serverOf returns the server that a write names as statements have it; 0: none.
+// serverOf returns the server that a write names as a number for statements; 0: none.
 func serverOf(name string) int64 {
 	server, _ := strconv.ParseInt(name, 10, 64)
 	return server
@@ -308,6 +308,6 @@ func (t *Table) prune(ctx context.Context, found *setup, lately time.Duration) {
 		return err
 	})
 	if err != nil {
-		t.cfg.Logger.Warn("old tombstones are not deleted; the next try is in an hour", "table", t.setups.names.tables[objects.TableOfTombstones], "error", logtext.OneLine(err))
+		t.cfg.Logger.Warn("old tombstones are not deleted; the next attempt is in an hour", "table", t.setups.names.tables[objects.TableOfTombstones], "error", logtext.OneLine(err))
 	}
 }

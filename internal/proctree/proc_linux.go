@@ -78,7 +78,8 @@ func Read(pid int) (p Process, ok bool) {
 		n, _ := strconv.Atoi(string(fields[i]))
 		return n
 	}
-	// A process whose main thread has ended looks like a zombie, but its other threads run on.
+	// A process whose main thread has ended looks like a zombie, but its other threads keep
+	// running.
 	ended := fields[0][0] == 'Z' && number(threads) <= 1
 	return Process{PID: pid, Parent: number(1), Group: number(2), Session: number(3), Ended: ended}, true
 }

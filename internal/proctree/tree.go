@@ -1,7 +1,7 @@
 //go:build unix
 
-// Package proctree runs a program and finds, signals and collects all that the program has started. On Linux
-// nothing of it escapes; elsewhere only its process group is known.
+// Package proctree runs a program, and finds, signals and collects every process that the program has
+// started. On Linux no process escapes; elsewhere only the program's process group is known.
 package proctree
 
 import (
@@ -11,8 +11,8 @@ import (
 	"syscall"
 )
 
-// Tree is a program, and all that it starts. Its process must be a subreaper, and have no other children.
-// All methods are safe for concurrent use.
+// Tree is a program and all processes that it starts. The calling process must be a subreaper, and must
+// have no other children. All methods are safe for concurrent use.
 type Tree struct {
 	patient bool
 	pid     int           // also its process group
@@ -20,12 +20,12 @@ type Tree struct {
 	gone    chan syscall.WaitStatus
 	status  syscall.WaitStatus // of an impatient tree; set before exited is closed
 
-	mu   sync.Mutex // held while a child is collected, and while one is signalled by its number
+	mu   sync.Mutex // held while a child is collected or signalled by its number
 	free bool       // the program was collected: its pid may have been reused
 }
 
-// New returns a tree. A patient one can signal the group of a program that has ended as long as anything of it
-// is left; otherwise what it leaves behind is killed.
+// New returns a tree. A patient tree can signal the group of a program that has ended as long as any process
+// of the group is left; otherwise what the program leaves behind is killed.
 func New(patient bool) *Tree {
 	return &Tree{patient: patient, exited: make(chan struct{}), gone: make(chan syscall.WaitStatus, 1)}
 }
@@ -48,7 +48,7 @@ func (t *Tree) Exited() <-chan struct{} { return t.exited }
 // Status returns how the program of an impatient tree has ended, once Exited is closed.
 func (t *Tree) Status() syscall.WaitStatus { return t.status }
 
-// Gone receives once how the program has ended, when nothing of the tree is left.
+// Gone receives once, when no process of the tree is left, how the program has ended.
 func (t *Tree) Gone() <-chan syscall.WaitStatus { return t.gone }
 
 // Signal sends a signal to the program.
@@ -57,7 +57,7 @@ func (t *Tree) Signal(sig syscall.Signal) { t.signal(t.pid, sig) }
 // SignalGroup sends a signal to the program's process group.
 func (t *Tree) SignalGroup(sig syscall.Signal) { t.signal(-t.pid, sig) }
 
-// SignalOthers sends a signal to all of the tree that is not in the program's process group.
+// SignalOthers sends a signal to all processes of the tree outside the program's process group.
 func (t *Tree) SignalOthers(sig syscall.Signal) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -68,7 +68,8 @@ func (t *Tree) SignalOthers(sig syscall.Signal) {
 	}
 }
 
-// Kill kills all of the tree. It may have to be called again: processes are started meanwhile.
+// Kill kills all processes of the tree. It may have to be called again, because processes may be
+// started meanwhile.
 func (t *Tree) Kill() {
 	t.signal(-t.pid, syscall.SIGKILL)
 	t.mu.Lock()

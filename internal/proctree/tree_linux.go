@@ -8,9 +8,9 @@ import (
 	"syscall"
 )
 
-// reap collects all children until there are none, and returns how the program ended. If it is
-// patient, it collects the program itself last: until then its number is not reused for another
-// process or group, so its group can be signalled as long as anything else is left.
+// reap collects all children until there are none, and returns how the program ended. If the tree
+// is patient, reap collects the program itself last: until then its number is not reused for
+// another process or group, so its group can be signalled as long as anything else is left.
 func (t *Tree) reap() syscall.WaitStatus {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGCHLD)

@@ -11,9 +11,9 @@ import (
 // BecomeSubreaper does nothing here.
 func BecomeSubreaper() error { return nil }
 
-// reap collects the program and waits until nothing is left of its process group. As long
-// as a process of the group is left, the group's number is not reused. Once the group was
-// seen to be gone it is no longer signalled, because the number may have been reused.
+// reap collects the program and waits until its process group is empty. As long as a process of the
+// group is left, the group's number is not reused. Once the group has been seen to be gone, it is
+// no longer signalled, because the number may have been reused.
 func (t *Tree) reap() syscall.WaitStatus {
 	var status syscall.WaitStatus
 	for {

@@ -26,10 +26,10 @@ const (
 	// so that no other process may continue the term.
 	sealedLabel = Reserved + "sealed"
 
-	// runningLabel says since when the holder's job has been busy with one run.
+	// runningLabel says when a long run of the holder's job began.
 	runningLabel = Reserved + "running"
 
-	// lineageLabel has the mark of the store's lineage in which a valid term wrote the record.
+	// lineageLabel has the mark of the lineage in which a valid term wrote the record.
 	lineageLabel = Reserved + "lineage"
 )
 
@@ -44,8 +44,8 @@ const (
 )
 
 // Request asks a holder to release its lease. Writing it gives the object a new version and
-// time, but it is no renewal, and must not prolong the lease of a holder that has vanished.
-// It therefore contains the version and time from before, and readers go by those.
+// time, but it is no renewal, and must not prolong the lease of a holder that has vanished. It
+// therefore contains the previous version and time, and readers go by those.
 type Request struct {
 	Term        string `json:"term"`          // to which it applies: another program may keep the label in a record of its own
 	To          string `json:"to,omitempty"`  // the replica that gets the lease next; empty: any
@@ -62,8 +62,8 @@ func (o Object) Request() *Request {
 	return &r
 }
 
-// WithRequest returns the object's labels with a request to its holder, in favour of a
-// replica, or of any if to is empty.
+// WithRequest returns the object's labels with a request to its holder, in favour of the replica
+// to, or of any replica if to is empty.
 func (o Object) WithRequest(term, to string) map[string]string {
 	before := o.AsRenewed()
 	return withReserved(o.Labels, requestLabel,
@@ -82,12 +82,12 @@ func (o Object) AsRenewed() Object {
 	return o
 }
 
-// WholeMilli returns a time as requests have it: in milliseconds, rounded up.
+// WholeMilli returns a time as requests contain it: in milliseconds, rounded up.
 func WholeMilli(t time.Time) int64 { return t.Add(time.Millisecond - 1).UnixMilli() }
 
 // unconfirmed is the content of the label with that name.
 type unconfirmed struct {
-	Term   string        `json:"term"` // that has to confirm: another program may keep the label in a record of its own
+	Term   string        `json:"term"` // the one that has to confirm: another program may keep the label in a record of its own
 	Before []predecessor `json:"before"`
 }
 
@@ -178,12 +178,12 @@ type running struct {
 	SinceMS int64  `json:"since_ms"`
 }
 
-// WithRunning returns labels that say since when the holder's job has been busy with one run.
+// WithRunning returns labels that say when a long run of the holder's job began.
 func WithRunning(labels map[string]string, term string, since time.Time) map[string]string {
 	return withReserved(labels, runningLabel, running{Term: term, SinceMS: since.UnixMilli()})
 }
 
-// runningSince returns what WithRunning has written; zero: nothing.
+// runningSince returns the time that WithRunning has written, or the zero time.
 func (o Object) runningSince() time.Time {
 	var r running
 	if !reserved(o, runningLabel, &r) || !o.IsOf(r.Term) {
@@ -206,7 +206,7 @@ func WithMark(labels map[string]string, term, mark string) map[string]string {
 	return withReserved(labels, lineageLabel, lineage{Term: term, Mark: mark})
 }
 
-// Mark returns what WithMark has written; empty: nothing.
+// Mark returns the mark that WithMark has written, or "".
 func (o Object) Mark() string {
 	var l lineage
 	if !reserved(o, lineageLabel, &l) || !o.IsOf(l.Term) {

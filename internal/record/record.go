@@ -1,6 +1,6 @@
-// Package record reads and writes what a lease keeps in its object: the payload, which is
-// the identity of a term, and the labels by which replicas tell each other of requests and
-// of unconfirmed takeovers. It does no I/O.
+// Package record reads and writes what a lease keeps in its object: the payload, which is the
+// identity of a term, and the labels by which replicas tell each other about requests and
+// unconfirmed takeovers. It does no I/O.
 package record
 
 import (
@@ -17,8 +17,8 @@ const (
 	// Unknown stands for the holder if the record does not name one.
 	Unknown = "unknown"
 
-	// LongestHolder is the greatest length of a holder's name, in bytes. Escaped in JSON the
-	// name may become six times as long, and the record must have room for it.
+	// LongestHolder is the greatest length of a holder's name, in bytes. Escaped in JSON, the name
+	// may become six times as long, and the record must have room for it.
 	LongestHolder = 1 << 17
 
 	// LongestTTL is the longest TTL that a record can have.
@@ -96,9 +96,9 @@ type Holding struct {
 	Unconfirmed []Holding // earlier holders that may still be working; none once the takeover is confirmed
 }
 
-// Read reads a lease's object. It always returns a Holding on which a standby can act; otherwise
-// a lease whose record cannot be decoded would be held forever. The TTL is the reader's own if
-// the record has none. The error says what is wrong with the record.
+// Read reads a lease's object. It always returns a Holding that a standby can act on; otherwise a
+// lease whose record cannot be decoded would be held forever. The TTL is the reader's own if the
+// record has none. The error says what is wrong with the record.
 func Read(o Object, ownTTL time.Duration) (Holding, error) {
 	h := Holding{
 		Holder:    Unknown,
@@ -149,7 +149,7 @@ func tooLong(labels map[string]string) bool {
 }
 
 // plausible returns a time if it fits into JSON, which has no years above 9999. Otherwise it
-// returns the zero time: such a time was written in another unit.
+// returns the zero time, because such a time was written in another unit.
 func plausible(t time.Time) time.Time {
 	if year := t.UTC().Year(); year < 1 || year > 9998 {
 		return time.Time{}

@@ -28,7 +28,7 @@ type Queue struct {
 
 	mu      sync.Mutex
 	waiting []func()
-	dropped int           // reports of which the log does not know yet
+	dropped int           // reports whose loss was not logged yet
 	idle    chan struct{} // closed when nothing is left to call; nil: there is nothing to call
 	passOn  []*func(*Panic)
 }
@@ -49,7 +49,8 @@ func Logger(l *slog.Logger) (*slog.Logger, *Queue) {
 	return slog.New(&handler{queue: q, to: func() slog.Handler { return q.log }}), q
 }
 
-// Add has a func called soon, and does not wait for that. If too many wait already, Add drops it.
+// Add queues a func to be called soon. It never blocks. If too many funcs are waiting, Add drops
+// it.
 func (q *Queue) Add(call func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -73,7 +74,7 @@ func (q *Queue) tellDropped(n int) {
 	_ = q.log.Handle(context.Background(), record)
 }
 
-// run calls what waits until nothing is left.
+// run calls the waiting funcs until none is left.
 func (q *Queue) run() {
 	returned := false
 	defer func() {
@@ -114,8 +115,8 @@ func (q *Queue) next() func() {
 }
 
 // PassOn makes the queue pass each panic of the user's funcs to a func, until stop is called.
-// Several coordinators of a lease may each pass one, and all of them are called. While there is
-// none, a panic ends the process, as in any goroutine.
+// Several coordinators of a lease may each register a func, and all of them are called. While none
+// is registered, a panic ends the process, as in any goroutine.
 func (q *Queue) PassOn(to func(*Panic)) (stop func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

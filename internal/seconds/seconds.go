@@ -1,4 +1,4 @@
-// Package seconds is the one place that says how JSON contains the durations of a status.
+// Package seconds is the one place that decides how a status's durations appear in JSON.
 package seconds
 
 import (
@@ -15,7 +15,7 @@ func In(d *time.Duration) *Duration { return (*Duration)(d) }
 
 func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(d).Seconds()) }
 
-// UnmarshalJSON reads what MarshalJSON has written, to the nanosecond.
+// UnmarshalJSON reads what MarshalJSON writes, to the nanosecond.
 func (d *Duration) UnmarshalJSON(data []byte) error {
 	var seconds float64
 	if err := json.Unmarshal(data, &seconds); err != nil {

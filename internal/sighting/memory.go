@@ -10,8 +10,8 @@ import (
 	"github.com/tenurelib/tenure/internal/record"
 )
 
-// Memory is what a lease remembers of its record and of its terms, which it knows by their IDs.
-// The zero value is empty. All methods are safe for concurrent use and do no I/O.
+// Memory is what a lease remembers about its record and its terms, which it knows by their IDs. The
+// zero value is empty. All methods are safe for concurrent use and do no I/O.
 type Memory[T any] struct {
 	mu        sync.Mutex
 	seen      *Sighting // the record; nil: there is none, or it was not read yet
@@ -22,10 +22,10 @@ type Memory[T any] struct {
 	beginning []string // terms whose first write is under way
 }
 
-// orphan is a term on which nothing relies, but whose record may be in the store: its acquire or
-// its release failed without a clear answer. The record is removed, which wakes the standbys. The
-// term is never taken up again: each attempt would make the record young again, and so keep the
-// lease from a replica that can hold it.
+// orphan is a term that nothing relies on, but whose record may be in the store, because its
+// acquire or its release failed without a clear answer. The record is removed, which wakes the
+// standbys. The term is never taken up again, because each attempt would make the record young
+// again and so keep the lease from a replica that can hold it.
 type orphan[T any] struct {
 	term          string
 	kept          T         // what the caller needs to remove the record
@@ -35,8 +35,8 @@ type orphan[T any] struct {
 
 func (o orphan[T]) mayStand() bool { return !time.Now().After(o.expires) }
 
-// Saw notes a record that was read, or nil if there was none, and when the answer came. It
-// reports whether the payload is a new one.
+// Saw notes a record that was read, or nil if there was none, and when the answer came. It reports
+// whether the payload is new.
 func (m *Memory[T]) Saw(o *record.Object, answered time.Time) (isNew bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -67,16 +67,16 @@ func (m *Memory[T]) HasSeenNewer(version int64) bool {
 	return seen != nil && version < seen.Object.Version
 }
 
-// Newest returns the greatest version that a record of a term was seen to have.
+// Newest returns the greatest version seen in a term's record.
 func (m *Memory[T]) Newest() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.newest
 }
 
-// SawVersion notes the version of a term's record and returns the greatest version seen before.
-// It ignores a version near the limit, because the store does not continue from there: all later
-// tokens would be refused forever.
+// SawVersion notes the version of a term's record and returns the greatest version seen before. It
+// ignores a version near the limit, because the store does not continue from there, and all later
+// tokens would be refused.
 func (m *Memory[T]) SawVersion(v int64) (before int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

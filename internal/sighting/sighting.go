@@ -10,8 +10,8 @@ import (
 	"github.com/tenurelib/tenure/internal/record"
 )
 
-// Sighting is a record as it was last read, and the time since which it was seen unchanged: that
-// of the first answer that showed it so.
+// Sighting is a record as it was last read, and the time since when it was seen unchanged, which is
+// that of the first answer that showed it so.
 type Sighting struct {
 	Object record.Object
 	Since  time.Time
@@ -23,8 +23,8 @@ func (s *Sighting) Of(o record.Object) bool {
 	if s == nil {
 		return false
 	}
-	// An equal version does not prove that nothing has changed, because another program may
-	// begin again at 1 after a delete. A request to release the lease is no change.
+	// An equal version does not prove that nothing has changed, because another program may begin
+	// again at 1 after a delete. A request to release the lease does not count as a change.
 	was, is := s.Object.AsRenewed(), o.AsRenewed()
 	return was.Version == is.Version && record.WholeMilli(was.UpdatedAt) == record.WholeMilli(is.UpdatedAt) &&
 		bytes.Equal(was.Payload, is.Payload)
@@ -46,14 +46,15 @@ func (s *Sighting) CanExpireIn(o record.Object, h record.Holding, onlyObserved b
 	return in, false
 }
 
-// SettlesIn returns how long it is until a record with a mark, or no record with none, may be taken by the
-// other rules: one of an earlier lineage than the store's may lack what a failover has lost, and until a TTL after
-// the store was marked its holder, or another, may be trusted. 0 or less: it may be taken.
+// SettlesIn returns how long it is until the other rules may decide whether a lease may be taken. mark is its
+// record's, or empty if there is no record. A record from an earlier lineage may lack what a failover has lost, so
+// its holder, or a later one, may still trust a term until a TTL after the store was marked. 0 or less: the other
+// rules decide.
 func SettlesIn(on objects.Lineage, mark string, ttl time.Duration, onlyObserved bool) time.Duration {
 	if on.Mark == "" || on.Mark == mark {
 		return 0
 	}
-	const longAgo = 24 * time.Hour // by any clock, or each process would wait after its start
+	const longAgo = 24 * time.Hour // by any clock; otherwise each process would wait after its start
 	if onlyObserved && on.Age < max(longAgo, 2*ttl) {
 		return ttl - min(on.Age, on.Seen)
 	}

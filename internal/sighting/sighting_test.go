@@ -12,8 +12,8 @@ import (
 	"github.com/tenurelib/tenure/internal/record"
 )
 
-// Whatever stands in a record: a standby can act upon what is read of it, and
-// the lease is not held for ever.
+// Whatever a record contains, a standby can act on what it reads, and the lease is not held
+// forever.
 func FuzzARecordOfAnyBytesIsReadAsOneThatExpires(f *testing.F) {
 	mine := record.Payload{Holder: "replica-1", AcquiredAtMS: 1700000000000, Term: "f47ac10b-58cc-4372-a567-0e02b2c3d479", TTLMS: 30000}
 	for _, payload := range []string{
@@ -65,7 +65,7 @@ func FuzzARecordOfAnyBytesIsReadAsOneThatExpires(f *testing.F) {
 			t.Errorf("can expire in %v, its TTL being %v and its age %v", left, h.TTL, h.Age)
 		}
 		if far := left + time.Hour; left > 0 && far < left {
-			t.Errorf("can expire in %v, and no timer can wait for longer", left)
+			t.Errorf("can expire in %v, longer than any timer can wait", left)
 		}
 
 		if err == nil && h.TTL%time.Millisecond == 0 {

@@ -25,7 +25,7 @@ func (c *Claims) Migrate(ctx context.Context) error {
 
 const (
 	claimColumns = `kind, id, coalesce(session, ''), token, `
-	// A session that lives may not have read yet that a claim of it was moved.
+	// A live session may not have read yet that one of its claims was moved.
 	isOfNobody = `NOT EXISTS (SELECT 1 FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = r.session)`
 	hasEnded   = `NOT EXISTS (SELECT 1 FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
 
@@ -58,8 +58,8 @@ const (
 	freeClaims = `
 			UPDATE {claims} SET session = NULL WHERE kind = ?1 AND +session = ?2 AND (id, token) IN (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?3))`
-	// Any column may have a value of any type. What is no text is not what its text names, so pages
-	// would not come to an end.
+	// Any column may have a value of any type. A value that is not text differs from its own text,
+	// so paging would never end.
 	ownedClaims = `
 			SELECT ` + claimColumns + `0 FROM {claims} WHERE session = ?1 AND (kind, id) > (?2, ?3) AND typeof(kind) = 'text' AND typeof(id) = 'text' ORDER BY kind, id LIMIT ?4`
 	requestClaims = `
@@ -76,7 +76,7 @@ const (
 	forgetRequests = `
 			DELETE FROM {requests} WHERE session = ?1 AND (kind, id, token) IN (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(?2))`
-	// Looks up the next session in the index, and not at each row.
+	// Looks up the next session in the index instead of visiting each row.
 	sessionsOfClaims = `
 			WITH RECURSIVE named(session) AS (
 				SELECT min(session) FROM {claims}
@@ -85,15 +85,15 @@ const (
 			SELECT session, o.id IS NULL, EXISTS (SELECT 1 FROM {requests} r WHERE r.session = named.session), name, labels, payload, +resource_version, +created_at_ms, +updated_at_ms
 			FROM named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = session
 			WHERE session IS NOT NULL`
-	// The next claim of a row that is gone gets a greater token all the same: the time, of
-	// which the row's was a day behind.
+	// The next claim of a deleted row still gets a greater token, because tokens follow the time,
+	// and the row's was a day behind.
 	pruneClaims = `
 			DELETE FROM {claims} WHERE rowid IN (SELECT rowid FROM {claims} WHERE session IS NULL AND token < ?1 ORDER BY token LIMIT ?2)`
 	pruneRequests = `
 			DELETE FROM {requests} WHERE rowid IN (SELECT rowid FROM {requests} r WHERE ` + hasEnded + ` AND ` + isOfNobody + ` LIMIT ?1)`
 	claimFence = `
 			SELECT 1 FROM {claims} WHERE kind = ?1 AND id = ?2 AND session = ?3 AND token = ?4`
-	// As the fence of a lease does, it writes nothing or fails.
+	// Like the fence of a lease, it writes nothing or fails.
 	claimFenceStatement = `
 			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT ?1, ?2, NULL
 			WHERE NOT EXISTS (SELECT 1 FROM {claims} WHERE kind = ?1 AND id = ?2 AND session = ?3 AND token = ?4)`
@@ -118,7 +118,7 @@ const (
 		DELETE FROM {claims} WHERE rowid IN (SELECT rowid FROM {claims} WHERE kind = ?1 AND session IS NULL LIMIT 1000)`
 )
 
-// LongestKey returns that a key may have any length.
+// LongestKey returns 0, because a key may have any length.
 func (c *Claims) LongestKey() int { return 0 }
 
 func (c *Claims) Look(ctx context.Context, kind string, ids []string, limit time.Duration) ([]objects.Claim, error) {
@@ -199,14 +199,14 @@ func (c *Claims) Request(ctx context.Context, kind string, ids []string, limit t
 
 func (c *Claims) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
 	rows, err := c.read(ctx, limit, wantedClaims, session, after.Kind, after.ID, after.Token, n)
-	var ended [][3]any // not all that have: one that was moved since is not in rows
+	var ended [][3]any // not all ended ones: a claim that was moved since is not in rows
 	for _, r := range rows {
 		if r.Gone {
 			ended = append(ended, [3]any{r.Kind, r.ID, r.Token})
 		}
 	}
 	if err == nil && len(ended) > 0 {
-		_ = c.exec(ctx, limit, forgetRequests, session, list(ended)) // else the next call deletes them
+		_ = c.exec(ctx, limit, forgetRequests, session, list(ended)) // otherwise the next call deletes them
 	}
 	return rows, err
 }
@@ -290,7 +290,7 @@ func (c *Claims) write(ctx context.Context, limit time.Duration, fn func(context
 	return c.writeAny(ctx, limit, fn)
 }
 
-// writeAny is write for tables that are not those of the claims.
+// writeAny is write for tables other than those of the claims.
 func (c *Claims) writeAny(ctx context.Context, limit time.Duration, fn func(context.Context, *sql.Tx) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

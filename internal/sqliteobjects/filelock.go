@@ -15,13 +15,13 @@ import (
 // errClaimed means that another process has locked a file.
 var errClaimed = errors.New("locked by another process")
 
-// LockFile returns the path of the file that a process locks which claims a table of a database.
+// LockFile returns the path of the file that a process locks to claim a table of a database.
 func LockFile(database, table string) string {
 	return database + "-" + url.PathEscape(strings.ToLower(table)) + "-lock" // names of tables are equal in any case
 }
 
 // Claim declares that this process uses the table alone, or shares it with other processes, and fails with
-// [objects.ErrInUse] if another process has declared the opposite: if one of them believed that it was alone,
+// [objects.ErrInUse] if another process has declared the opposite: if one of them assumed that it was alone,
 // both would run their jobs. The claim is a lock on a file beside the database, because a lock on the
 // database's own file would interfere with SQLite's. It holds until Close, or until the process ends. Claim
 // does nothing for a database in memory, or when it is called again.
@@ -92,7 +92,7 @@ func (t *Table) unlock() {
 	}
 }
 
-// owner returns which process has locked a file, if the file names one that still runs.
+// owner returns which process has locked a file, if the file names a process that still runs.
 func owner(path string) string {
 	text, _ := os.ReadFile(path)
 	if pid, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && isAlive(pid) {

@@ -46,7 +46,7 @@ func lockFile(path, database string, shared bool) (*os.File, error) {
 		}
 		return nil, err
 	}
-	// For the error of the process that comes second; it decides nothing.
+	// For the error of the second process; it decides nothing.
 	if mayWrite {
 		_ = file.Truncate(0)
 		_, _ = fmt.Fprintln(file, os.Getpid())

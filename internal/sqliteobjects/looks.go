@@ -19,22 +19,22 @@ const (
 // written, and from time to time.
 //
 // A notification comes before the commit is visible, because SQLite then waits for the disk, and another commit may begin before
-// the look. It therefore begins a row of looks, in which each pause is twice as long as the last.
+// the look. A notification therefore begins a series of looks, in which each pause is twice as long as the last.
 //
-// Notifications are relied on once they have announced a change, and until a change is found that they have not announced: not
-// every file system has them. A database without a write-ahead log gets none.
+// Notifications are relied on once they have announced a change, and until a change is found that they have not announced,
+// because not every file system has them. A database without a write-ahead log gets none.
 type looks struct {
 	watch  func() (*filewatch.Watcher, error) // watches the log
 	logger *slog.Logger
 
-	watcher *filewatch.Watcher // nil: none can be had
-	logged  bool               // that none can be had
+	watcher *filewatch.Watcher // nil: none is available
+	logged  bool               // that none is available
 	relied  bool
 	told    time.Time     // when the last notification came
-	pause   time.Duration // before the last look of a row
+	pause   time.Duration // before the last look of a series
 }
 
-// newLooks returns the looks at a database's file. The caller has to open and close them.
+// newLooks returns the looks at a database's file, which the caller must open and close.
 func newLooks(file string, logger *slog.Logger) *looks {
 	return &looks{watch: func() (*filewatch.Watcher, error) { return filewatch.New(file + "-wal") }, logger: logger}
 }
@@ -58,11 +58,11 @@ func (l *looks) close() {
 	}
 }
 
-// announced reports whether a change has been announced that may be still to come.
+// announced reports whether a change has been announced that may not be visible yet.
 func (l *looks) announced() bool { return time.Since(l.told) < quietInterval }
 
-// after notes whether the last look has found a change, and how many objects it has read. It returns for how long not to look, so
-// that looks take at most some percent of one processor's time, however often the file is written.
+// after notes whether the last look has found a change, and how many objects it has read. It returns how long to rest, so that
+// looks take at most a few percent of one processor's time, however often the file is written.
 func (l *looks) after(changed bool, read int) (rest time.Duration) {
 	if changed {
 		if l.relied = l.announced(); !l.relied {

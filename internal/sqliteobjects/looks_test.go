@@ -16,10 +16,10 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// file is a database's file in virtual time, at which looks are taken.
+// file is a database's file in virtual time that is looked at.
 type file struct {
 	looks  looks
-	told   chan struct{} // what notifications come by
+	told   chan struct{} // carries notifications
 	opened int
 	read   int // objects that a look reads
 	found  bool
@@ -42,7 +42,7 @@ func (f *file) look(t *testing.T) {
 	require.True(t, f.looks.await(t.Context(), rest))
 }
 
-// until looks for so long, and returns how often.
+// until looks for that long, and returns how often it looked.
 func (f *file) until(t *testing.T, d time.Duration) (n int) {
 	for end := time.Now().Add(d); time.Now().Before(end); n++ {
 		f.look(t)
@@ -135,7 +135,8 @@ func TestAFileThatIsWrittenAllTheTimeIsLookedAtWithRests(t *testing.T) {
 	})
 }
 
-// The next commit's notification may come before the look that finds the last one, so that nothing else tells of it.
+// The next commit's notification may come before the look that finds the last commit, so that nothing else announces
+// it.
 func TestAfterACommitTheLooksGoOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFile()
@@ -188,8 +189,8 @@ func TestTheNotificationsOfASQLiteFileAreReliedOn(t *testing.T) {
 	}
 }
 
-// Hints about other tables are those for an object that is missing, and any commit may be meant: a file that is written all
-// the time wakes those who wait for them no more often than the poll did.
+// A watch for hints about another table is the watch of a missing object, and any commit may concern it: a file that is
+// written all the time wakes such watches no more often than polling did.
 func TestHintsThatMayBeAboutAnythingAreFewWhileTheFileIsWritten(t *testing.T) {
 	db, err := openDB(t.Context(), filepath.Join(t.TempDir(), "data.db"))
 	require.NoError(t, err)

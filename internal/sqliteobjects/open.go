@@ -17,7 +17,7 @@ import (
 const (
 	driverName = "sqlite" // under which modernc.org/sqlite registers
 
-	// The low bytes of errors' codes.
+	// The low bytes of error codes.
 	busyCode       = 5  // SQLITE_BUSY
 	constraintCode = 19 // SQLITE_CONSTRAINT
 
@@ -100,7 +100,7 @@ func isBusy(err error) bool { return isOf(err, busyCode, "database is locked") }
 // isConstraint reports whether a constraint, or RAISE in a trigger, has refused a row.
 func isConstraint(err error) bool { return isOf(err, constraintCode, "constraint failed") }
 
-// isOf reports whether an error has a code, or if it is one of a driver whose errors have none, a text.
+// isOf reports whether an error has the code or, if its driver's errors have no codes, the text.
 func isOf(err error, code int, text string) bool {
 	var coded interface{ Code() int }
 	if errors.As(err, &coded) {
@@ -135,7 +135,7 @@ func explain(err error) error {
 	return err
 }
 
-// explain is the func of that name, and also knows which tables package claims creates.
+// explain is the func explain, but also knows which tables package claims creates.
 func (t *Table) explain(err error) error {
 	err = explain(err)
 	if missing := (*objects.NoTable)(nil); errors.As(err, &missing) {

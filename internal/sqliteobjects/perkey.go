@@ -8,7 +8,7 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// Of the rows with the same key, only so many may be claimed at once.
+// Only a limited number of rows with the same key may be claimed at once.
 const (
 	roomOfKey = `{key_limit} - (SELECT count(*) FROM (SELECT 1 FROM {rows} WHERE {session} IS NOT NULL AND {key} = tenure_key LIMIT {key_limit}))`
 	// openRows returns those of the given rows whose keys have room for them.
@@ -35,8 +35,8 @@ const (
 			ORDER BY {order} LIMIT ?1`
 )
 
-// openIDs is readyIDs for rows of which only so many with the same key may be claimed at once. It considers the first ready
-// rows. Only if the keys of these are all full does it consider the others.
+// openIDs is readyIDs for rows with a limit per key. It considers the first ready rows. Only if the keys of all of these
+// are full does it consider the others.
 func (r *Rows) openIDs(ctx context.Context, db reader, n int, take objects.Taking) ([]string, error) {
 	first := 2*n + 20
 	ids, err := r.readyIDs(ctx, db, readyRows, first, take)

@@ -17,8 +17,8 @@ import (
 //
 // To read a file in WAL mode, SQLite needs the files of the log beside it. They vanish when the
 // last process closes the file, and such a user can't create them. Then the file alone is the
-// whole database, and is read without a lock. After all reads, stands reports whether that is
-// still so: if not, the result may be torn, and the file must be opened and read again.
+// whole database, and is read without a lock. After all reads, stands reports whether that is still
+// the case. If not, the result may be torn, and the file must be opened and read again.
 func OpenToRead(ctx context.Context, path string) (db *sql.DB, stands func() bool, err error) {
 	path, err = filepath.EvalSymlinks(path) // the log is beside the file itself
 	var before fileState
@@ -60,8 +60,8 @@ type fileState struct {
 	alone   bool // there is neither a log nor a journal
 }
 
-// stateOf returns the state of a file without opening it: when it closed the file again, the process would
-// lose its locks on it.
+// stateOf returns the state of a file without opening it, because closing the file would drop the
+// process's locks on it.
 func stateOf(path string) (fileState, error) {
 	info, err := os.Stat(path)
 	if err != nil {

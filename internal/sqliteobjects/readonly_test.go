@@ -10,7 +10,7 @@ import (
 	_ "modernc.org/sqlite"
 )
 
-// Without a lock, what is read while somebody else writes may be torn.
+// Without a lock, what is read while another process writes may be torn.
 func TestWhatWasReadOfAFileThatWasAloneStandsUntilSomebodyWrites(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "it's 100%.db")
 	write := func(statement string) *sql.DB {

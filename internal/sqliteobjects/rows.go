@@ -15,7 +15,7 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// Rows is a table of the user with claims on its rows. All methods are safe for concurrent use.
+// Rows is a user's table with claims on its rows. All methods are safe for concurrent use.
 type Rows struct {
 	claims  *Claims
 	cfg     objects.RowsConfig
@@ -31,8 +31,8 @@ func (t *Table) Rows(cfg objects.RowsConfig, _ *slog.Logger) objects.RowsTable {
 	return r
 }
 
-// newRowTexts returns what makes statements on rows. The column of the attempts may have a value of any
-// type, or the most attempts.
+// newRowTexts returns the maker of statements on rows. The column of the attempts may have a value of
+// any type, or the greatest number.
 func newRowTexts(cfg objects.RowsConfig, table string) *objects.Texts {
 	return objects.NewTexts(slices.Concat([]string{"{rows}", "main." + objects.Quoted(cfg.Table)}, tableWords("main.", table), cfg.Words(objects.RowsDialect{
 		Now: "?3", Attempts: "coalesce(CAST({} AS INTEGER), 0)", Next: "min({}, 9223372036854775806) + 1", Back: "max({}, 1) - 1",
@@ -43,7 +43,8 @@ func newRowTexts(cfg objects.RowsConfig, table string) *objects.Texts {
 	}))...)
 }
 
-// An ID is text in all statements; compared with a column of integers, SQLite converts it to a number.
+// An ID is text in all statements; SQLite converts it to a number to compare it with a column of
+// integers.
 const (
 	rowColumns = `CAST({id} AS TEXT), coalesce({session}, ''), {token}, {attempts}`
 
@@ -55,21 +56,22 @@ const (
 				AND ` + ofThese
 	ofThese       = `(?4 IS NULL OR hex({id}) IN (SELECT value FROM json_each(?4)))`
 	ofTheseByText = `{id} IN (SELECT value FROM json_each(?4))` // finds them in the index
-	// A row whose ID is a blob was found by a text that may be another row's ID. That row may be claimed.
+	// A row whose ID is a blob was found by a text that may be another row's ID, and that row may be
+	// claimed.
 	takeRows = `
 			UPDATE {rows} SET {session} = ?1, {token} = max(CASE WHEN {token} < {version_limit} THEN {token} + 1 ELSE 0 END, ?2){count}
 			WHERE {id} IN (SELECT value FROM json_each(?3)) AND {session} IS NULL RETURNING ` + rowColumns
-	// The + keeps it from the index on the session.
+	// The + keeps it from using the index on the session.
 	freeRows = `
 			UPDATE {rows} SET {set} WHERE +{session} = ?1 AND ({id}, coalesce({token}, 0)) IN (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?2))`
 	expiredRows     = `SELECT CAST({id} AS TEXT) FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= ?1 ORDER BY {expires} LIMIT ?2`
 	freeExpiredRows = `UPDATE {rows} SET {set} WHERE {id} IN (SELECT value FROM json_each(?1)) AND +{session} IS NOT NULL AND +{expires} <= ?4`
 	endAnyRows      = `UPDATE {rows} SET {session} = NULL{unexpired}{done} WHERE {id} IN (SELECT value FROM json_each(?1))`
-	// An ID of another type is not the one that its text names: pages would not come to an end.
+	// An ID of another type differs from its own text, so paging would never end.
 	ownedRows      = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') ORDER BY {id} LIMIT ?2`
 	ownedRowsAfter = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') AND {id} > ?3 ORDER BY {id} LIMIT ?2`
-	// Looks up the next session in the index, and not at each row.
+	// Looks up the next session in the index instead of visiting each row.
 	sessionsOfRows = `
 			WITH RECURSIVE tenure_named(session) AS (
 				SELECT min({session}) FROM {rows} WHERE {session} IS NOT NULL
@@ -87,15 +89,15 @@ const (
 	countRows   = `SELECT {session}, min(count(*), ?1) FROM {rows} WHERE {session} IS NOT NULL GROUP BY 1 ORDER BY 1`
 	requestRows = `
 			UPDATE {rows} SET {requested} = {token} WHERE {id} IN (SELECT value FROM json_each(?1)) AND {session} IS NOT NULL RETURNING ` + rowColumns
-	// An ID of another type has no place in the order, see ownedRows.
+	// An ID of another type has no place in the order: see ownedRows.
 	listRows      = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} IS NOT NULL AND typeof({id}) IN ('integer', 'text') ORDER BY {id} LIMIT ?1`
 	listRowsAfter = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} IS NOT NULL AND typeof({id}) IN ('integer', 'text') AND {id} > ?2 ORDER BY {id} LIMIT ?1`
 	rowFence      = `
 			SELECT 1 FROM {rows} WHERE {id} = ?1 AND +{session} = ?2 AND {token} = ?3`
-	// As the fence of a lease does, it writes nothing or fails.
+	// Like the fence of a lease, it writes nothing or fails.
 	rowFenceStatement = `
 			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT 'row', ?1, NULL WHERE NOT EXISTS (` + rowFence + `)`
-	// Nothing is a path of JSON that does not begin with $, so this fails, with a text that says why.
+	// A JSON path must begin with $, so this fails, with a text that says why.
 	endRowOrFail = `
 			UPDATE {rows} SET {session} = NULL{unexpired}{done} WHERE {id} = (
 				SELECT CASE (SELECT count(*) FROM {rows} WHERE {id} = ?1 AND +{session} = ?2 AND {token} = ?3)
@@ -112,7 +114,7 @@ func forRemote(ready string) string {
 			UNION ALL SELECT NULL WHERE NOT EXISTS (SELECT 1 FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = ?5)`
 }
 
-// setting returns the text of a statement that assigns to columns.
+// setting returns the text of a statement with these assignments to columns.
 func setting(text, set string) string { return strings.Replace(text, "{set}", set, 1) }
 
 // ready checks the table, unless that was done before.
@@ -140,7 +142,7 @@ func (r *Rows) read(ctx context.Context, limit time.Duration, text string, args 
 
 func (r *Rows) scan(rows *sql.Rows) (objects.Claim, error) {
 	c := objects.Claim{Kind: r.cfg.Table}
-	var token any // NULL and 0 are read alike, and freed alike
+	var token any // NULL and 0 are read alike and freed alike
 	err := rows.Scan(&c.ID, &c.Session, &token, &c.Attempts)
 	c.Token = integer(token).Int64
 	r.cfg.Counted(&c)
@@ -186,7 +188,7 @@ func (r *Rows) readyIDs(ctx context.Context, db reader, text string, n int, take
 	return ready, nil
 }
 
-// hexed returns the bytes of IDs, because JSON can't contain an ID that is no text.
+// hexed returns the bytes of IDs in hexadecimal, because JSON can't contain an ID that is not text.
 func hexed(ids []string) []string {
 	all := make([]string, len(ids))
 	for i, id := range ids {
@@ -234,7 +236,7 @@ func (r *Rows) TakeReady(ctx context.Context, take objects.Taking, limit time.Du
 	return taken, nil
 }
 
-var errUntaken = errors.New("nothing is updated: a trigger ignores that, or the ID is none of the column's type")
+var errUntaken = errors.New("nothing is updated: a trigger ignores that, or the ID does not have the column's type")
 
 func (r *Rows) Ready(ctx context.Context, take objects.Taking, limit time.Duration) ([]string, error) {
 	if err := r.ready(ctx, limit); err != nil {

@@ -24,9 +24,9 @@ func (c millisColumn) Scan(value any) error {
 	return nil
 }
 
-// versionColumn scans a version. Anything but a positive number is read as one above the
-// limit, and different numbers almost always as different ones, so that a write can still
-// name what was read.
+// versionColumn scans a version. Anything but a positive number is read as a version above the
+// limit, and different numbers almost always as different versions, so that a write can still name
+// what was read.
 type versionColumn struct{ version *int64 }
 
 func (c versionColumn) Scan(value any) error {

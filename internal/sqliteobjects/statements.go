@@ -6,8 +6,8 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// tableWords returns the quoted names of the tables of a schema: "main.", without which a table or view
-// of the connection's temporary one would be taken for ours, or "" for statements that people run.
+// tableWords returns the quoted names of the tables of a schema: "main.", without which a temporary
+// table or view of the connection would be taken for ours, or "" for statements that operators run.
 func tableWords(schema, table string) []string {
 	in := func(suffix string) string { return schema + objects.Quoted(table+suffix) }
 	return []string{
@@ -25,8 +25,8 @@ func tableWords(schema, table string) []string {
 }
 
 // The statements name every column, and no conflict target except in the tombstones, which
-// are ours: the table of objects may be another program's, with more columns and other keys.
-// The + before a column hides its declared type, by which the driver would convert the value.
+// are ours: the table of objects may be another program's, with more columns and other keys. The +
+// before a column hides its declared type, which the driver would use to convert the value.
 const (
 	getObject = `
 			SELECT name, labels, payload, +resource_version, +created_at_ms, +updated_at_ms

@@ -23,7 +23,7 @@ type Table struct {
 	name  string
 	texts *objects.Texts
 
-	takeLock string // the statement with which a transaction takes the write lock; empty: it begins with it
+	takeLock string // the statement with which a transaction takes the write lock; empty: it takes the lock when it begins
 
 	claims Claims
 	rows   objects.RowTables[*Rows]
@@ -42,7 +42,7 @@ type Table struct {
 	claimed  atomic.Bool // see Claim
 	claiming sync.Mutex  // guards the fields below
 	lock     *os.File    // nil: nothing is locked
-	users    int         // of the claim, which stands even after Close while there are any
+	users    int         // of the claim, which lasts even after Close while there are any
 	closed   bool
 }
 
@@ -116,7 +116,7 @@ func (t *Table) Migrate(ctx context.Context) error { return t.createTables(ctx, 
 
 // createTables creates tables, and rolls back if they cannot be relied on.
 func (t *Table) createTables(ctx context.Context, ddl string, forClaims bool) error {
-	if err := t.fit(ctx, forClaims); err != nil { // the text of an error of CREATE INDEX would not say what is wrong
+	if err := t.fit(ctx, forClaims); err != nil { // an error of CREATE INDEX would not say what is wrong
 		return explain(err)
 	}
 	return explain(t.transact(ctx, t.in(ddl), func(tx *sql.Tx) error {

@@ -86,7 +86,7 @@ func (w *watches) close() {
 
 // poll looks for changes by other connections until ctx is done.
 func (w *watches) poll(ctx context.Context) {
-	select { // not a mutex: the next one may come first, and poll for as long as it likes
+	select { // not a mutex: the next goroutine may come first, and may poll for as long as it likes
 	case w.polling <- struct{}{}:
 		defer func() { <-w.polling }()
 	case <-ctx.Done():
@@ -162,9 +162,9 @@ func (w *watches) pollConn(ctx context.Context) (conn *sql.Conn, file string, er
 }
 
 // wakeChanged wakes the watches of objects that are missing, whose labels or payload have changed, or that
-// are read for the first time. The renewal of a lease changes only version and time, so it wakes no
-// watch. Uncertain says that one was woken of an object that was missing before too: such a watch is for hints
-// about other tables, and any change may be meant.
+// are read for the first time. The renewal of a lease changes only version and time, so it wakes no watch.
+// Uncertain says that it woke a watch of an object that was missing before too: such a watch is for hints
+// about other tables, and any change may concern it.
 func (w *watches) wakeChanged(ctx context.Context, conn reader, contents map[objects.ID][]byte) (uncertain bool, err error) {
 	watched := w.hub.Keys()
 	maps.DeleteFunc(contents, func(id objects.ID, _ []byte) bool { return !slices.Contains(watched, id) })

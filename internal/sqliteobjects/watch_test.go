@@ -15,7 +15,7 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// The next goroutine that polls may begin before the one whose last watch has ended. That one must not wait for it in a
+// A goroutine may begin to poll before the previous one has ended, whose last watch has stopped. It must not wait in a
 // way that stops virtual time, in which users test their jobs.
 func TestAWatchThatEndsAtOnceLeavesNobodyWaitingForTheNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -29,7 +29,7 @@ func TestAWatchThatEndsAtOnceLeavesNobodyWaitingForTheNext(t *testing.T) {
 			w.watch(objects.ID{Type: "lease", ID: "1"}).Stop()
 			last := w.watch(objects.ID{Type: "lease", ID: "1"})
 			time.Sleep(time.Hour)
-			require.Equal(t, 1, polling(), "goroutines that poll")
+			require.Equal(t, 1, polling(), "polling goroutines")
 			last.Stop()
 		}
 	})

@@ -95,8 +95,8 @@ func (t *Table) PutStatement(r objects.Row, version int64) (query string, args [
 	return t.in(putStatement), []any{r.ID.Type, r.ID.ID, r.Name, string(r.Labels), r.Payload, r.Updated, next, version}, nil
 }
 
-// takenBy returns an error that names the object that has this one's name, or in another
-// program's table its ID.
+// takenBy returns an error that names the object that has this one's name or, in another program's
+// table, its ID.
 func (t *Table) takenBy(ctx context.Context, tx *sql.Tx, r *objects.Row) error {
 	var other objects.ID
 	err := tx.QueryRowContext(ctx, t.in(whoIsInTheWay), r.ID.Type, r.ID.ID, r.Name.String).Scan(&other.Type, &other.ID)
@@ -104,7 +104,7 @@ func (t *Table) takenBy(ctx context.Context, tx *sql.Tx, r *objects.Row) error {
 	case err == nil:
 		return fmt.Errorf("%w: %s", objects.ErrTaken, other)
 	case errors.Is(err, sql.ErrNoRows):
-		return fmt.Errorf("%w: by a key that only table %s knows of", objects.ErrTaken, t.name)
+		return fmt.Errorf("%w: by a unique key that only table %s has", objects.ErrTaken, t.name)
 	default:
 		return err
 	}
@@ -257,7 +257,7 @@ func (t *Table) fencedOut(ctx context.Context, tx *sql.Tx, fence *objects.Fence)
 }
 
 // refusal is a fence's own error. Its text may have any content, such as the name of a holder, so explain
-// must not take it for a driver's.
+// must not take it for a driver's error.
 type refusal struct{ error }
 
 func (r refusal) Unwrap() error { return r.error }

@@ -1,4 +1,4 @@
-// Package storeurl finds out which kind of database a URL names.
+// Package storeurl determines which kind of database a URL names.
 package storeurl
 
 import (
@@ -40,9 +40,9 @@ func IsPostgres(url string) bool {
 	return strings.HasPrefix(url, "postgres://") || strings.HasPrefix(url, "postgresql://")
 }
 
-// IsMistyped reports whether a path is probably not meant as one: libpq's "host=db password=…", a URL that
-// lacks a colon or a slash, or an address without its scheme, such as "user:password@db/app", even with a
-// slash in the password, or "localhost:5432".
+// IsMistyped reports whether a path is probably not meant as a path: libpq's "host=db password=…", a URL
+// that lacks a colon or a slash, or an address without its scheme, such as "user:password@db/app", even
+// with a slash in the password, or "localhost:5432".
 func IsMistyped(path string) bool { return notPath.MatchString(path) }
 
 var notPath = regexp.MustCompile(`(?i)^postgres(ql)?:|^[a-z][a-z0-9+.-]+:/|^[^/]+//|^[^/]*@|^[^/]+:[^@]*@|^[^/]+:\d+(/|$)|` +

@@ -1,5 +1,5 @@
-// Package wake passes hints on to everything that waits for them. The stores build their watches
-// on it, wherever the hints come from.
+// Package wake passes hints on to the watches that wait for them. All stores build their watches on
+// it, wherever their hints come from.
 package wake
 
 import (
@@ -54,7 +54,7 @@ func (h *Hub[K]) SetLive(live bool) {
 	}
 }
 
-// Keys returns the keys that are watched, in no order.
+// Keys returns the watched keys, in no particular order.
 func (h *Hub[K]) Keys() []K {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -65,7 +65,7 @@ func (h *Hub[K]) Keys() []K {
 type Watch[K comparable] struct {
 	hub *Hub[K]
 	key K
-	c   chan struct{} // has room for one hint: two that were not received become one
+	c   chan struct{} // has room for one hint: hints that were not received become one
 }
 
 func (w *Watch[K]) wake() {

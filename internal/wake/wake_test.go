@@ -28,7 +28,7 @@ func wantHint(t *testing.T, what string, w *wake.Watch[string], want bool) {
 	}
 }
 
-// In a bubble, a send that blocks for ever is a deadlock and fails at once.
+// In a bubble, a send that blocks forever is a deadlock, and the test fails at once.
 func TestAWakeNeverWaitsForThoseWhoWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hub := wake.NewHub[string](true)
@@ -123,7 +123,7 @@ func TestAllAreWokenWhenHintsBeginToArriveOrCease(t *testing.T) {
 	}
 }
 
-// A subscriber that is woken because hints arrive may ask at once whether they do.
+// A subscriber that is woken because hints now arrive may call Live at once.
 func TestAWatchTellsOfTheChangeThatItWasWokenFor(t *testing.T) {
 	hub := wake.NewHub[string](false)
 	w := hub.Watch("a")

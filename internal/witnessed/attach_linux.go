@@ -11,8 +11,8 @@ import (
 	"github.com/tenurelib/tenure/internal/proctree"
 )
 
-// patience is how long a line waits for room in the socket: the kernel keeps few of them, and the
-// witness may not have the CPU. An acquire waits that long if the witness is stopped, but of many only one in each
+// patience is how long a line waits for room in the socket: the kernel buffers few lines, and the witness may not
+// be scheduled. An acquire waits that long if the witness is stopped, but only one acquire does so in each
 // interval.
 const (
 	patience = 20 * time.Millisecond
@@ -35,7 +35,7 @@ func attach() (socket, string, error) {
 // dial connects to a sidecar, and asks for a name.
 func dial(path string) (socket, string, error) {
 	if os.Getpid() != 1 {
-		return nil, "", errors.New("this process is not the first of its container (PID 1), so its death would not prove that nothing of it is left")
+		return nil, "", errors.New("this process is not the first of its container (PID 1), so its death would not prove that nothing it has started is left")
 	}
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -61,7 +61,7 @@ func dial(path string) (socket, string, error) {
 	return open(fd, string(name[:n]))
 }
 
-// inherited takes over the socket of a witness that is the parent of this process, or its parent's.
+// inherited takes over the socket of a witness that is an ancestor of this process.
 func inherited(value string) (socket, string, error) {
 	var name string
 	var fd int
@@ -74,12 +74,12 @@ func inherited(value string) (socket, string, error) {
 		return nil, "", fmt.Errorf("its socket, descriptor %d, was closed before the program began", fd)
 	}
 	syscall.CloseOnExec(fd)
-	// The kernel says who has made the socket, by a number of this process's own namespace.
+	// The kernel says which process has made the socket, by its number in this process's namespace.
 	witness, err := syscall.GetsockoptUcred(fd, syscall.SOL_SOCKET, syscall.SO_PEERCRED)
 	if err != nil {
 		return nil, "", os.NewSyscallError("getsockopt", err)
 	}
-	for range 3 { // an ancestor may end while it is looked for
+	for range 3 { // an ancestor may end during the search
 		if witness.Pid > 0 && proctree.Descends(os.Getpid(), int(witness.Pid)) {
 			return open(fd, name)
 		}
@@ -87,7 +87,7 @@ func inherited(value string) (socket, string, error) {
 	return nil, "", errors.New("this process is not one of its descendants, so it could not prove that this process is dead")
 }
 
-// open makes a socket of a descriptor.
+// open makes a socket from a descriptor.
 func open(fd int, name string) (socket, string, error) {
 	if err := syscall.SetNonblock(fd, true); err != nil {
 		return nil, "", os.NewSyscallError("fcntl", err)
@@ -120,7 +120,7 @@ func (h *hurried) Write(line []byte) (n int, err error) {
 		}
 	}
 	if !waits || h.raw.Write(try) != nil {
-		// Without the CPU, this process may have tried nothing before the deadline.
+		// If this process was not scheduled, it may have tried nothing before the deadline.
 		if err := h.raw.Control(func(fd uintptr) { try(fd) }); err != nil {
 			return 0, err
 		}

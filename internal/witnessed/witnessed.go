@@ -1,5 +1,5 @@
-// Package witnessed is the side of a process that runs under a witness: another process on the same kernel, which
-// releases its leases when it has died. See package witness.
+// Package witnessed is the part of a witness that runs in the witnessed process. A witness is another process on
+// the same kernel, which releases this process's leases when this process has died. See package witness.
 //
 // The process tells its witness which keys it competes for, in lines of JSON on a socket, and never waits for it:
 //
@@ -17,9 +17,9 @@ import (
 	"sync"
 )
 
-// Env is the environment variable by which a process finds its witness: NAME:FD:INODE, where NAME stands in records and
-// FD is a socket with that inode; or the path of a sidecar's socket; or "off". It is removed
-// when the process first competes for a lease, so that what the process starts is not witnessed in its own right.
+// Env is the environment variable by which a process finds its witness: NAME:FD:INODE, where NAME is written into
+// records and FD is a socket with that inode; or the path of a sidecar's socket; or "off". It is removed when the
+// process first competes for a lease, so that the processes that it starts are not witnessed in their own right.
 const Env = "TENURE_WITNESS"
 
 // Line is what a process tells its witness.
@@ -37,7 +37,7 @@ type link struct {
 	socket   socket // nil: there is no witness, or it is gone
 	name     string
 	wakes    []Line // told once it is attached
-	failed   error  // that was not reported yet
+	failed   error  // not reported yet
 }
 
 // socket is what lines are written to. Each write is one line, and waits for a moment at most.
@@ -52,11 +52,11 @@ type (
 	ownKey  struct{}
 )
 
-// Own returns a context in which a term that this process acquires is its own: no other process relies on it when this
-// one is dead.
+// Own returns a context in which a term that this process acquires is its own: no other process relies on the term
+// when this one is dead.
 func Own(ctx context.Context) context.Context { return context.WithValue(ctx, ownKey{}, true) }
 
-// IsOwn reports whether the context is of Own.
+// IsOwn reports whether the context comes from Own.
 func IsOwn(ctx context.Context) bool { return ctx.Value(ownKey{}) != nil }
 
 // With returns a context in which the process has a witness with this name, which is told nothing. It is for tests.
@@ -65,7 +65,8 @@ func With(ctx context.Context, name string) context.Context {
 }
 
 // Tell tells the witness of this process that it competes for a key, and returns the name of the witness. The name is
-// empty if there is no witness, or if it could not be told. The first time that it could not, there is an error.
+// empty if there is no witness, or if it could not be told. Tell returns an error only the first time that it could
+// not.
 func Tell(ctx context.Context, kind, id string) (name string, err error) {
 	if name, ok := ctx.Value(nameKey{}).(string); ok {
 		return name, nil
@@ -83,8 +84,8 @@ func Attach() {
 	process.begin()
 }
 
-// Adopt takes over what the environment has for the witness: systemd names the process that it has started, and this
-// one is its child.
+// Adopt takes over the variables that systemd has set for the witness: they name the process that systemd has
+// started, and this process is its child.
 func Adopt() {
 	for _, name := range []string{"LISTEN_PID", "WATCHDOG_PID"} {
 		if os.Getenv(name) == strconv.Itoa(os.Getppid()) {
@@ -140,7 +141,7 @@ func (l *link) write(line Line) bool {
 		panic(fmt.Sprintf("bug: cannot encode strings: %v", err))
 	}
 	_, err = l.socket.Write(text)
-	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) { // it may be stopped, and go on later
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) { // it may be stopped, and continue later
 		l.socket, l.failed = nil, err
 	}
 	return err == nil

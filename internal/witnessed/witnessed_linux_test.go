@@ -18,7 +18,8 @@ func socketPair(t *testing.T) (here, there int, inode uint64) {
 	return fds[0], fds[1], stat.Ino
 }
 
-// An environment may be copied to a process elsewhere, and a descriptor may have been closed and used for another file.
+// An environment may be copied to a process elsewhere, and a descriptor may have been closed and reused for another
+// file.
 func TestAProcessWhoseDeathTheWitnessCouldNotProveDoesNotNameIt(t *testing.T) {
 	here, there, inode := socketPair(t)
 	defer syscall.Close(here)
@@ -60,7 +61,7 @@ func TestARecordNamesAWitnessOnlyIfThatHasBeenToldOfIt(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "name", name)
 	require.Equal(t, []string{`{"wake":["tenure.claims","kind tenant"]}`, `{"key":["lease","web"]}`}, []string{read(), read()})
-	for told := 0; name != ""; told++ { // nobody reads
+	for told := 0; name != ""; told++ { // the witness does not read
 		require.Less(t, told, 10000)
 		name, err = l.tell("lease", "web")
 		require.NoError(t, err)
@@ -80,7 +81,7 @@ func TestARecordNamesAWitnessOnlyIfThatHasBeenToldOfIt(t *testing.T) {
 	require.Empty(t, name)
 }
 
-// On a busy machine a process may not run again before its patience is at its end, although there is room.
+// On a busy machine a process may not run again before its patience has ended, although there is room.
 func TestALineForWhichThereIsRoomIsTold(t *testing.T) {
 	here, there, _ := socketPair(t)
 	defer syscall.Close(here)
