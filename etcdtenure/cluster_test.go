@@ -19,7 +19,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// cluster is three servers that reach each other through proxies.
+// cluster has three servers that reach each other through proxies.
 type cluster struct {
 	servers []*server
 	links   []*proxy // to each server's peer address
@@ -120,9 +120,9 @@ func TestAReplicatedStore(t *testing.T) {
 	})
 }
 
-// The server that leads is cut off, with the connection of the holder and its writes: it stops,
-// or it sees no other server while its clients still see it. It follows again when another
-// leads and another replica holds.
+// The leader is cut off, with the holder's connection and writes: it stops, or it sees no other
+// server while its clients still see it. It follows again when another server leads and another
+// replica holds.
 func TestALeaderThatIsCutOffAcceptsNothingOfTheHolderThatIsCutOffWithIt(t *testing.T) {
 	for what, fault := range map[string]struct {
 		cut, heal func(*testing.T, *cluster, int)
@@ -167,7 +167,7 @@ func TestALeaderThatIsCutOffAcceptsNothingOfTheHolderThatIsCutOffWithIt(t *testi
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			_, err = a.Store.Get(ctx, key)
-			require.Error(t, err, "a read of what is outdated")
+			require.Error(t, err, "an outdated read")
 			fault.heal(t, c, n)
 			require.Error(t, <-stale)
 			kit.Await(t, "the server follows", func() bool {
@@ -185,8 +185,8 @@ func TestALeaderThatIsCutOffAcceptsNothingOfTheHolderThatIsCutOffWithIt(t *testi
 	}
 }
 
-// A server that follows and is cut off goes on to answer to its clients. It must refuse their
-// requests, and a watch on it must not seem to be live for long.
+// A follower that is cut off still answers its clients. It must refuse their requests, and a watch
+// on it must not seem live for long.
 func TestAServerWithoutALeaderRefusesRequestsAndEndsWatches(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t)
@@ -210,8 +210,8 @@ func TestAServerWithoutALeaderRefusesRequestsAndEndsWatches(t *testing.T) {
 	awaitChange(t, watch, obj.Version)
 }
 
-// The watches of a store share a stream. When its server falls silent they find another one,
-// though they do not leave it all at once.
+// The watches of a store share a stream. When its server falls silent, they find another one,
+// although they do not all leave it at once.
 func TestWatchesLeaveAServerThatIsSilent(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t)
@@ -245,7 +245,7 @@ func TestWatchesLeaveAServerThatIsSilent(t *testing.T) {
 	}
 }
 
-// A client that has all addresses goes on by itself when one server is killed.
+// A client that has all addresses carries on by itself when one server is killed.
 func TestAHolderSurvivesTheLossOfAnyServer(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t)

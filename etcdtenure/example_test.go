@@ -17,7 +17,7 @@ import (
 	"github.com/tenurelib/tenure/proof/rig"
 )
 
-// runReplica is a replica of a program whose job only one of them does at a time.
+// runReplica runs a replica of a program; only one replica at a time does the job.
 func runReplica(ctx context.Context, url string, job func(context.Context) error) error {
 	store, err := etcdtenure.Open(ctx, url, clientv3.Config{}, etcdtenure.Config{})
 	if err != nil {

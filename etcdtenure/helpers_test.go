@@ -45,8 +45,8 @@ func newServer(t testing.TB, args ...string) *server {
 	return &server{etcd, etcd.URL.String()}
 }
 
-// start starts a server of its own until the test ends. It does not sync, since no test makes
-// the machine lose power.
+// start starts a server for this test. It does not sync, because no test makes the machine lose
+// power.
 func start(t testing.TB, args ...string) *server {
 	t.Helper()
 	s := newServer(t, append([]string{"--unsafe-no-fsync"}, args...)...)
@@ -87,7 +87,7 @@ func (s *server) pause(t testing.TB) { t.Helper(); kit.PauseProcess(t, s.process
 
 func (s *server) resume(t testing.TB) { t.Helper(); kit.ResumeProcess(t, s.process(t)) }
 
-// metric returns a number that the server tells of itself.
+// metric returns one of the server's metrics.
 func (s *server) metric(t testing.TB, name string) int {
 	t.Helper()
 	resp, err := http.Get(s.client + "/metrics")
@@ -118,7 +118,7 @@ func (s *server) snapshot(t testing.TB) string {
 	return path
 }
 
-// restore starts the server again with what a snapshot has.
+// restore restarts the server with the content of a snapshot.
 func (s *server) restore(t testing.TB, snapshot, token string) {
 	t.Helper()
 	s.kill()
@@ -127,7 +127,7 @@ func (s *server) restore(t testing.TB, snapshot, token string) {
 	s.awaitHealth(t)
 }
 
-// quickDir is a directory in memory where there is one.
+// quickDir returns a directory in memory, if the system has one.
 func quickDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(kit.MemoryDir(), "etcdtenure")
@@ -136,7 +136,7 @@ func quickDir(t testing.TB) string {
 	return dir
 }
 
-// connect returns a client, which connects again soon, until the test ends.
+// connect returns a client that reconnects quickly, until the test ends.
 func connect(t testing.TB, urls ...string) *clientv3.Client {
 	t.Helper()
 	return connectWith(t, clientv3.Config{Endpoints: urls})

@@ -33,8 +33,8 @@ func judgeAll(t *testing.T, log *kit.History) {
 	}
 }
 
-// TestHistoriesUnderFaultsAreLinearizable is of calls through each server on some leases and
-// the objects that they guard, while servers are killed, paused and cut off.
+// TestHistoriesUnderFaultsAreLinearizable judges calls through each server, on some leases and the
+// objects that they guard, while servers are killed, paused and cut off.
 func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t)
@@ -45,7 +45,7 @@ func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 	var all sync.WaitGroup
 	for caller := range callers {
 		urls := c.urls()
-		if caller%2 == 0 { // the others have one server each, so that they stay with one that is cut off
+		if caller%2 == 0 { // the other callers have one server each, so that they stay with a server that is cut off
 			urls = urls[caller/2 : caller/2+1]
 		}
 		store := open(t, urls...)

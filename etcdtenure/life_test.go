@@ -57,8 +57,8 @@ func TestReplicasSurviveARestartOfTheServer(t *testing.T) {
 	}
 }
 
-// A server that is stopped for longer than the TTL executes what it was sent before. By then
-// nobody may rely on the term.
+// A server that is paused for longer than the TTL then executes what it was sent before. By then no
+// process may rely on the term.
 func TestAServerThatPausesEndsTheTrustInTheTerm(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -78,7 +78,7 @@ func TestAServerThatPausesEndsTheTrustInTheTerm(t *testing.T) {
 	require.EqualValues(t, 1, jobs.Most.Load())
 }
 
-// awaitChange waits until a watch tells of that version, as the newest.
+// awaitChange waits until a watch delivers that version as the newest.
 func awaitChange(t *testing.T, watch tenure.ChangeSubscription, version int64) {
 	t.Helper()
 	kit.Await(t, "the change has arrived", func() bool { change, ok := watch.Last(); return ok && change.Object.Version == version })
@@ -89,12 +89,12 @@ func awaitHint(t *testing.T, watch tenure.Subscription, what string) {
 	select {
 	case <-watch.C():
 	case <-time.After(30 * time.Second):
-		t.Fatal("nothing says that ", what)
+		t.Fatal("no hint that ", what)
 	}
 }
 
-// broken returns a watch that has just broken, because the server does not answer any more,
-// and the object that it watches.
+// broken returns a watch that has just broken because the server no longer answers, and the watched
+// object.
 func broken(t *testing.T, s *server, end func()) (tenure.ChangeSubscription, tenure.Object) {
 	t.Helper()
 	key := tenure.Key{Type: "widget", ID: "a"}
@@ -134,7 +134,8 @@ func TestAWatchThatBreaksIsNotLiveAndTellsThePresentStateWhenItIsAgain(t *testin
 	}
 }
 
-// quietly tests that something is so for a while. On a busy machine it is not always.
+// quietly tests that a condition holds for a while. It repeats the test, because on a busy machine
+// the condition does not always hold.
 func quietly(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for range 5 {
@@ -145,7 +146,7 @@ func quietly(t *testing.T, what string, ok func() bool) {
 	t.Fatal("not once in 5 times: ", what)
 }
 
-// staysLive tests that a watch at which nothing happens does not break.
+// staysLive tests that an idle watch does not break.
 func staysLive(t *testing.T, watch tenure.Subscription) {
 	t.Helper()
 	quietly(t, "the watch stays live", func() bool {
@@ -170,8 +171,8 @@ func TestAWatchInAClusterAtRestStaysLive(t *testing.T) {
 	staysLive(t, another)
 }
 
-// While the watch was broken the revisions after the one that it has seen were compacted, so
-// that it cannot go on from there.
+// While the watch was broken, the revisions after the one that it has seen were compacted, so that
+// it cannot continue from there.
 func TestAWatchSurvivesACompaction(t *testing.T) {
 	t.Parallel()
 	s := startDurable(t)
@@ -300,8 +301,8 @@ func TestTokensGoOnAboveThoseOfAClusterThatWasRemoved(t *testing.T) {
 	require.Greater(t, acquire(open(t, s.client)).Token(), before.Token())
 }
 
-// After a restore that nobody has noticed yet, the next term may have the revision of one that
-// the snapshot does not have.
+// After a restore that no process has noticed yet, the next term may have the same revision as a
+// term that the snapshot lacks.
 func TestAFenceTellsTermsOfTheSameRevisionApart(t *testing.T) {
 	t.Parallel()
 	s := startDurable(t)
@@ -329,12 +330,12 @@ func TestAFenceTellsTermsOfTheSameRevisionApart(t *testing.T) {
 	require.ErrorIs(t, err, tenure.ErrNotFound)
 }
 
-// Etcd cannot tell what was written after the snapshot. A process that has seen it, or
-// sees another cluster, begins another epoch.
+// etcd does not know what was written after the snapshot. A process that has seen it, or sees
+// another cluster, begins another epoch.
 func TestTokensGoOnAboveThoseOfAClusterThatWasRestored(t *testing.T) {
 	for what, test := range map[string]struct {
 		token   string // of the restored cluster
-		witness bool   // a process goes on
+		witness bool   // a process keeps running
 	}{
 		"under another name":      {token: "another"},
 		"seen by another process": {token: "etcd-cluster", witness: true}, // the default, so that the cluster has the same ID
@@ -352,7 +353,7 @@ func TestTokensGoOnAboveThoseOfAClusterThatWasRestored(t *testing.T) {
 			snapshot := s.snapshot(t)
 
 			var term *tenure.Term
-			for range 3 { // which the snapshot does not have
+			for range 3 { // terms that the snapshot lacks
 				term, err = lease.TryAcquire(ctx)
 				require.NoError(t, err)
 				fence, err := store.Fence(term)

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// proxy is what a connection to a server goes through, so that it can be cut.
+// proxy forwards connections to a server, so that they can be cut.
 type proxy struct {
 	url string
 	to  string

@@ -22,7 +22,7 @@ import (
 
 // Config configures a [Store]. The zero value is ready to use.
 type Config struct {
-	// Prefix begins the keys of the store, which belong to it alone, and ends in a slash.
+	// Prefix begins all keys of the store, which belong to it alone. It must end in a slash.
 	// Default "tenure/".
 	Prefix string
 
@@ -37,7 +37,7 @@ type Store struct {
 	term *tenure.Term // whose fence the writes have to pass; nil: none
 }
 
-// shared is what a store and the fenced stores made from it have in common.
+// shared is shared by a store and the fenced stores made from it.
 type shared struct {
 	client *clientv3.Client
 	owned  bool // Open has made the client
@@ -46,22 +46,22 @@ type shared struct {
 	mu       sync.Mutex
 	epoch    epoch // once it has been read
 	newest   int64 // the greatest revision that we know of the epoch's cluster
-	wentBack bool  // the cluster has told of an older one since
+	wentBack bool  // the cluster has since reported an older one
 	known    map[tenure.Key]known
 	watches  *storekit.Feeds
-	stream   int             // of the watches; another number is another stream
+	stream   int             // of the watches; each number is another stream
 	connects time.Time       // when the client was last made to connect
 	closed   context.Context // done when the store is closed
 	close    context.CancelCauseFunc
 }
 
-// known is an object as this process saw it last.
+// known is an object as this process last saw it.
 type known struct {
 	state
 	at int64 // the revision of the cluster at that time
 }
 
-// New returns a store on a client, which remains the caller's, with its credentials and TLS.
+// New returns a store on a client, with its credentials and TLS. The client remains the caller's.
 // It does no I/O; call [Store.Migrate] before the first use.
 func New(client *clientv3.Client, cfg Config) (*Store, error) {
 	if client == nil {
@@ -83,10 +83,10 @@ func New(client *clientv3.Client, cfg Config) (*Store, error) {
 // etcd://host:port,host:port or, with TLS, etcds://…, with user:password@ before the hosts; a
 // path, if there is one, is the Prefix. With TLS, the parameters ca, cert and key name PEM files,
 // see [storekit.URL.TLS], as in etcds://host/?ca=FILE. Everything else is in the client's config,
-// whose Endpoints are ignored and over which the URL takes precedence. Unless the config says
-// otherwise, the client gives up a server that is silent for 15 s. Open returns
-// [tenure.ErrInvalid] before it connects, and connects only if there is a user name. Call
-// [Store.Migrate] before the first use.
+// whose Endpoints are ignored; the URL takes precedence over it. Unless the config says otherwise,
+// the client gives up on a server that is silent for 15 s. Open returns [tenure.ErrInvalid] before
+// it connects, and connects only if there is a user name. Call [Store.Migrate] before the first
+// use.
 func Open(ctx context.Context, url string, client clientv3.Config, cfg Config) (*Store, error) {
 	store, err := open(ctx, url, client, cfg)
 	if err != nil {
@@ -156,11 +156,11 @@ func open(ctx context.Context, text string, config clientv3.Config, cfg Config) 
 	return store, nil
 }
 
-// Migrate prepares the cluster for the store. It may be called at every start, by many
-// processes at once. An [tenure.ErrSetup] names what does not fit.
+// Migrate prepares the cluster for the store. It may be called at every start, by many processes at
+// once. A [tenure.ErrSetup] names what is unsuitable.
 //
-// The versions of a store that Migrate begins are above the time in microseconds, so they go
-// on above those of an earlier store, unless the clock is wrong.
+// The versions of a store that Migrate begins are above the time in microseconds, so they continue
+// above those of an earlier store, unless the clock is wrong.
 func (s *Store) Migrate(ctx context.Context) (err error) {
 	ctx, cancel := storekit.WithLimit(ctx, requestTimeout)
 	defer cancel()
@@ -226,9 +226,9 @@ func tooOld(endpoint, version string) error {
 	return fmt.Errorf("%w: the server %s has version %s and must have %d.%d.%d or later", tenure.ErrSetup, endpoint, version, oldest[0], oldest[1], oldest[2])
 }
 
-// ready returns the epoch, after it was read once. If the cluster is not the one of which the
-// epoch was written, or its revisions have gone back, it was restored from a snapshot or is a
-// copy; then the next epoch begins, whose versions are above all that were given.
+// ready returns the epoch, which it reads once. If the cluster is not the one for which the epoch
+// was written, or its revisions have gone back, it was restored from a snapshot or is a copy. ready
+// then begins the next epoch, whose versions are above all that were given before.
 func (s *Store) ready(ctx context.Context) (epoch, error) {
 	s.mu.Lock()
 	had, newest, wentBack := s.epoch, s.newest, s.wentBack
@@ -271,8 +271,8 @@ func (s *Store) ready(ctx context.Context) (epoch, error) {
 	}
 }
 
-// errWentBack says that the cluster is older than this process knows, so that a write may have got
-// a version that was given before. The next call begins another epoch.
+// errWentBack says that the cluster is older than what this process has seen, so that a write may
+// have got a version that was given before. The next call begins another epoch.
 var errWentBack = errors.New("the cluster was restored from a snapshot, or is another one")
 
 // follows checks that an answer is not older than what was known when the request was sent.
@@ -321,8 +321,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Clockless returns true: etcd does not tell how long ago a key was written. CreatedAt and
-// UpdatedAt are by the clocks of the writers.
+// Clockless returns true: etcd does not say how long ago a key was written. CreatedAt and UpdatedAt
+// come from the writers' clocks.
 func (s *Store) Clockless() bool { return true }
 
 const requestTimeout = 5 * time.Second
@@ -355,7 +355,7 @@ func (s *Store) read(ctx context.Context, key tenure.Key) (st state, obj tenure.
 	return st, obj, resp.Header.Revision, nil
 }
 
-// mostKnown limits what a store remembers of objects.
+// mostKnown limits how many objects a store remembers.
 const mostKnown = 4096
 
 // saw remembers the state of an object at a revision of the cluster.
@@ -375,7 +375,7 @@ func (s *shared) saw(e epoch, key tenure.Key, st state, at int64) {
 	s.known[key] = known{st, at}
 }
 
-// recall returns what is known of an object.
+// recall returns what is known about an object.
 func (s *shared) recall(e epoch, key tenure.Key) state {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -391,8 +391,8 @@ func (s *shared) forget(key tenure.Key) {
 	delete(s.known, key)
 }
 
-// List returns at most limit objects of a type, those whose IDs come after the given one, in
-// the order of the IDs' bytes.
+// List returns at most limit objects of a type whose IDs come after the given one, in the order of
+// the IDs' bytes.
 func (s *Store) List(ctx context.Context, objectType, after string, limit int) (found []tenure.Object, err error) {
 	defer storekit.OpError(ctx, &err, "etcdtenure: list", objectType)
 	if err := cmp.Or(storekit.CheckList(objectType, after, limit), ctx.Err()); err != nil {
@@ -414,7 +414,7 @@ func (s *Store) List(ctx context.Context, objectType, after string, limit int) (
 		for _, kv := range page.Kvs {
 			from = string(kv.Key) + "\x00"
 			key := tenure.Key{Type: objectType, ID: s.idOf(kv.Key)}
-			if key.Validate() == nil { // others may write anything
+			if key.Validate() == nil { // other programs may write anything
 				_, obj := decode(e, key, kv)
 				found = append(found, obj)
 			}

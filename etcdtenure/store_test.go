@@ -236,7 +236,7 @@ func TestMigrateMayBeCalledByManyAtOnce(t *testing.T) {
 	require.EqualValues(t, 1, is.Kvs[0].Version)
 }
 
-// fake is a server that says what a test wants.
+// fake is a server that answers as a test wants.
 type fake struct {
 	etcdserverpb.UnimplementedMaintenanceServer
 	etcdserverpb.UnimplementedKVServer
@@ -249,7 +249,7 @@ func (f *fake) Status(context.Context, *etcdserverpb.StatusRequest) (*etcdserver
 	return &etcdserverpb.StatusResponse{Header: new(etcdserverpb.ResponseHeader), Version: f.version}, nil
 }
 
-// Range has the epoch, whatever the key, if there is no other server behind this one.
+// Range returns the epoch, whatever the key, if there is no other server behind this one.
 func (f *fake) Range(ctx context.Context, r *etcdserverpb.RangeRequest) (*etcdserverpb.RangeResponse, error) {
 	if f.kv != nil {
 		return f.kv.Range(ctx, r)
@@ -275,7 +275,7 @@ func (f *fake) start(t *testing.T) string {
 	return "http://" + l.Addr().String()
 }
 
-// A real server of that age is not at hand.
+// No real server of that age is available.
 func TestAServerThatIsTooOldIsRefused(t *testing.T) {
 	t.Parallel()
 	for version, ok := range map[string]bool{"3.4.36": false, "3.5.2": false, "3.5.3": true, "3.7.3": true, "4.0.0-rc.1": true} {
@@ -292,8 +292,8 @@ func TestAServerThatIsTooOldIsRefused(t *testing.T) {
 	}
 }
 
-// The client sends a transaction again if the server says DeadlineExceeded, also one that was
-// executed. Then the second one would fail, as if another write had come first.
+// The client sends a transaction again if the server says DeadlineExceeded, even one that was
+// executed. The second one would then fail, as if another write had come first.
 func TestAWriteIsNotSentTwice(t *testing.T) {
 	t.Parallel()
 	sent := 0
@@ -302,7 +302,7 @@ func TestAWriteIsNotSentTwice(t *testing.T) {
 		if _, limited := ctx.Deadline(); limited {
 			return nil, status.Error(codes.DeadlineExceeded, "by the server's clock")
 		}
-		return nil, rpctypes.ErrGRPCTimeout // nobody knows whether it was executed
+		return nil, rpctypes.ErrGRPCTimeout // it is unknown whether it was executed
 	}}
 	store := openOn(t, connect(t, f.start(t)), etcdtenure.Config{})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -312,7 +312,7 @@ func TestAWriteIsNotSentTwice(t *testing.T) {
 	require.Equal(t, 1, sent)
 }
 
-// After Canceled the client sends a request again by itself, whatever became of the first.
+// After Canceled, the client sends a request again by itself, whatever became of the first.
 func TestAWriteWhoseAnswerAProxyHasCancelledIsRecognised(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -375,8 +375,8 @@ func TestACallerWithoutADeadlineDoesNotWaitForEver(t *testing.T) {
 	s.resume(t)
 }
 
-// By itself the client would connect again after 1 s, then 1.6 s, 2.6 s, and so on up to two
-// minutes, for which nobody would hold a lease although the server is back.
+// By itself the client would reconnect after 1 s, then 1.6 s, 2.6 s, and so on up to two minutes,
+// during which no replica would hold a lease although the server is back.
 func TestAServerThatIsDownIsTriedAgainSoonAndTheErrorSaysWhy(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -442,7 +442,7 @@ func TestTheNamespaceOfTheClientIsKept(t *testing.T) {
 	}
 }
 
-// A transaction of the caller's is fenced by the same conditions as a write of the store.
+// A caller's transaction is fenced by the same conditions as the store's writes.
 func TestATransactionOfTheCallersIsFenced(t *testing.T) {
 	t.Parallel()
 	url := start(t).client
@@ -534,8 +534,8 @@ func TestTheUserNeedsOnlyWhatTheReadmeSays(t *testing.T) {
 	require.NoError(t, lease.Release(ctx, term))
 }
 
-// certificates writes a key and a certificate for 127.0.0.1 and returns their files, and a
-// config by which a client knows the server, and the server the client.
+// certificates writes a key and a certificate for 127.0.0.1. It returns their files, and a config
+// with which client and server know each other.
 func certificates(t *testing.T) (cert, key string, client *tls.Config) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), crand.Reader)

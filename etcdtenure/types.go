@@ -10,9 +10,9 @@ import (
 	"github.com/tenurelib/tenure/storekit"
 )
 
-// Types returns the first types, at most limit, of the objects in the store, in the order of etcd's
-// keys. It makes one request for each of them, which reads one key, however many objects there are. It
-// is safe for concurrent use.
+// Types returns at most limit types of the objects in the store, in the order of etcd's keys. It makes
+// one request for each type, which reads one key, however many objects there are. It is safe for
+// concurrent use.
 func (s *Store) Types(ctx context.Context, limit int) (types []string, err error) {
 	defer storekit.OpError(ctx, &err, "etcdtenure: list", "types")
 	ctx, cancel := storekit.WithLimit(ctx, requestTimeout)
@@ -30,7 +30,7 @@ func (s *Store) Types(ctx context.Context, limit int) (types []string, err error
 		}
 		found := string(kvs[0].Key)
 		escaped, _, ok := strings.Cut(strings.TrimPrefix(found, prefix), "/")
-		if !ok { // others may write anything
+		if !ok { // other programs may write anything
 			from = found + "\x00"
 			continue
 		}

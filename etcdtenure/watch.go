@@ -15,11 +15,11 @@ import (
 
 const (
 	heartbeat = time.Second       // after which a watch that has heard nothing asks
-	silence   = 5 * heartbeat / 2 // after which it is taken for dead
+	silence   = 5 * heartbeat / 2 // after which it is presumed dead
 )
 
-// Watch watches an object by a watch of etcd, which this process shares among all
-// subscriptions to that object. It does no I/O.
+// Watch watches an object through a watch of etcd that all subscriptions of this process to the
+// object share. It does no I/O.
 func (s *Store) Watch(key tenure.Key) tenure.Subscription { return s.watches.Watch(key) }
 
 var errSilent = errors.New("the server is silent")
@@ -35,12 +35,12 @@ func (s *Store) follow(ctx context.Context, key tenure.Key, tell func(tenure.Cha
 		return err
 	}
 
-	// The watches of a store share a stream of their own, which metadata tell from others. A
-	// server without a leader ends the stream.
+	// The watches of a store share a stream of their own, which metadata distinguish from other
+	// streams. A server without a leader ends the stream.
 	//
-	// The watch begins with what comes next, and the object is read once that is certain. One
-	// that begins with a revision would not be told that there is nothing new: not before the
-	// server has that revision, and an old one is looked at only every 100 ms.
+	// The watch begins with the next change, and the object is read once that is certain. A watch
+	// that begins at a revision would not be told that there is nothing new before the server has
+	// that revision, and the server checks old revisions only every 100 ms.
 	stream := s.streamNumber()
 	ctx = metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(ctx), "tenure-stream", fmt.Sprintf("%p-%d", s.shared, stream))
 	tooLate := time.AfterFunc(silence, cancel)
@@ -53,7 +53,7 @@ func (s *Store) follow(ctx context.Context, key tenure.Key, tell func(tenure.Cha
 	dead := time.NewTimer(silence)
 	defer dead.Stop()
 	for {
-		ask := time.NewTimer(heartbeat + rand.N(heartbeat/2)) // one watch that asks is answered to all
+		ask := time.NewTimer(heartbeat + rand.N(heartbeat/2)) // one watch asks, and all are answered
 		select {
 		case <-ctx.Done():
 			ask.Stop()

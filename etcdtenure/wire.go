@@ -20,10 +20,10 @@ import (
 //	P n/TYPE/NAME  the ID of the object that has the name
 //
 // An object's version is that of the epoch plus the revision of P o/TYPE/ID. The revision of
-// P t/TYPE/ID changes when a term begins or ends, and not when it is renewed: it gives the
-// term's fencing token while that term stands, and a fenced write compares it. All keys of an
-// object are written by one transaction. Slashes within a TYPE are escaped; what follows is
-// the text itself, so that a range is in the order of its bytes.
+// P t/TYPE/ID changes when a term begins or ends, but not when it is renewed. It gives the
+// term's fencing token while the term stands, and a fenced write compares it. All keys of an
+// object are written by one transaction. Slashes within a TYPE are escaped; the ID or name that
+// follows is not, so that a range is in the order of its bytes.
 const (
 	ofEpoch   = "epoch"
 	ofObjects = "o/"
@@ -31,7 +31,7 @@ const (
 	ofNames   = "n/"
 )
 
-// keyOf returns the etcd key of one kind that belongs to a key or a name.
+// keyOf returns the etcd key of the given kind for a key or a name.
 func (s *shared) keyOf(kind string, key tenure.Key) string {
 	text, _ := key.MarshalText() // it has no error
 	return s.cfg.Prefix + kind + string(text)
@@ -43,8 +43,8 @@ func (s *shared) idOf(etcdKey []byte) string {
 	return id
 }
 
-// epoch is what versions are counted from. Above is the time at which it began, in
-// microseconds, so versions go on above those of a cluster whose revisions were greater.
+// epoch is what versions are counted from. Above is the time at which it began, in microseconds, so
+// versions continue above those of a cluster whose revisions were greater.
 type epoch struct {
 	Above   int64  `json:"above"`
 	Cluster uint64 `json:"cluster,string"` // whose revisions it counts
@@ -74,7 +74,7 @@ func decodeEpoch(text []byte) (epoch, error) {
 
 func (e epoch) version(revision int64) int64 { return e.Above + revision }
 
-// meta is what stands before the payload in an object's value, as one line of JSON.
+// meta precedes the payload in an object's value, as one line of JSON.
 type meta struct {
 	Type    string            `json:"type"`
 	ID      string            `json:"id"`
@@ -82,7 +82,7 @@ type meta struct {
 	Labels  map[string]string `json:"labels,omitempty"`
 	Created int64             `json:"created_us,omitempty"` // by the writers' clocks, like Updated
 	Updated int64             `json:"updated_us,omitempty"`
-	Write   string            `json:"write,omitempty"` // another one for each write, see [Store.write]
+	Write   string            `json:"write,omitempty"` // different for each write: see [Store.write]
 }
 
 // encode returns a value.
@@ -94,7 +94,7 @@ func (m meta) encode(payload []byte) string {
 	return string(append(append(line, '\n'), payload...))
 }
 
-// state is etcd's state of a key. In the zero state there is no object.
+// state is the state of a key in etcd. The zero state means that there is no object.
 type state struct {
 	revision int64 // of the last write; 0: there is no object
 	meta

@@ -29,8 +29,8 @@ var errOvertaken = errors.New("another write came first")
 
 const longestPause = 8 * time.Millisecond
 
-// requiringLeader makes a server that sees no leader refuse a request at once, instead of
-// keeping it.
+// requiringLeader makes a server that sees no leader refuse a request at once, instead of keeping
+// it waiting.
 //
 // It also hides the deadline from the client, which would pass it on to the server: after the
 // server's own DeadlineExceeded the client sends a transaction again, and if the first one was
@@ -58,8 +58,8 @@ func (s *Store) look(ctx context.Context, reads ...clientv3.Op) (epoch, *clientv
 	}
 }
 
-// ask sends a transaction, whose conditions also have that the epoch is still this one. If it
-// is not, the error is errOvertaken.
+// ask sends a transaction with the additional condition that the epoch is still this one. If it is
+// not, the error is errOvertaken.
 func (s *Store) ask(ctx context.Context, e epoch, conditions []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
 	key := s.cfg.Prefix + ofEpoch
 	conditions = append(conditions, clientv3.Compare(clientv3.Value(key), "=", e.text))
@@ -94,9 +94,9 @@ func (s *Store) ask(ctx context.Context, e epoch, conditions []clientv3.Cmp, the
 	}
 }
 
-// connectNow makes a client that has no connection try to connect, instead of waiting. It waits
-// longer after each failure, at last for two minutes, and nobody would hold a lease until then
-// although the servers are back.
+// connectNow makes a client that has no connection try to connect at once. By itself the client
+// waits longer after each failure, in the end for two minutes, during which no replica would hold a
+// lease although the servers are back.
 func (s *shared) connectNow() {
 	const least = 500 * time.Millisecond // between two attempts
 	conn := s.client.ActiveConnection()
@@ -111,8 +111,8 @@ func (s *shared) connectNow() {
 	}
 }
 
-// why explains an error. Of a request that has waited for a connection that never came, the client does
-// not tell why there is none.
+// why explains an error. If a request has waited in vain for a connection, the client does not say why
+// there is none.
 func (s *shared) why(ctx context.Context, err error) error {
 	conn := s.client.ActiveConnection()
 	if ctx.Err() == nil || conn == nil || conn.GetState() != connectivity.TransientFailure {
@@ -121,7 +121,7 @@ func (s *shared) why(ctx context.Context, err error) error {
 	return withReason(ctx, conn, err)
 }
 
-// withReason adds to an error why the connection can't be made, if that is so.
+// withReason adds to an error why no connection can be made, if none can.
 func withReason(ctx context.Context, conn grpc.ClientConnInterface, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 100*time.Millisecond)
 	defer cancel()
@@ -132,7 +132,7 @@ func withReason(ctx context.Context, conn grpc.ClientConnInterface, err error) e
 	return fmt.Errorf("%w: %w", err, reason)
 }
 
-// again reports whether a request had no effect and may have one soon.
+// again reports whether a request had no effect but may succeed soon.
 func again(err error, reads bool) bool {
 	return errors.Is(err, rpctypes.ErrNoLeader) || errors.Is(err, rpctypes.ErrTooManyRequests) || reads && code(err) == codes.Unavailable
 }
@@ -215,12 +215,12 @@ func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) (er
 type claim struct {
 	revision int64 // of the claim; 0 if no object has the name
 	owner    tenure.Key
-	of       int64 // the revision of the owner, which has another name by now; 0 if there is no owner
+	of       int64 // the revision of the owner, which has a different name by now; 0 if there is no owner
 }
 
-// write replaces the keys of an object, if check allows it, by what make makes of what is
-// there, and gives it the name. It returns the revision. If this process happens to know the
-// object, no read comes first: the server compares.
+// write replaces the keys of an object, if check allows it, with what make makes of the present
+// state, and gives it the name. It returns the revision. If this process knows the object, it does
+// not read first, because the server compares.
 func (s *Store) write(ctx context.Context, key tenure.Key, name string, check func(version int64) error, make func(before state) []clientv3.Op) (epoch, int64, error) {
 	ctx, cancel := storekit.WithLimit(ctx, requestTimeout)
 	defer cancel()
@@ -300,7 +300,7 @@ func at(key string, revision int64) clientv3.Cmp {
 	return clientv3.Compare(clientv3.ModRevision(key), "=", revision)
 }
 
-// claim returns the claim to a name that was found. An object that exists under a name has it. An
+// claim returns the claim to a name that was found. An existing object with that name owns it. An
 // object that was renamed, or removed by hand, leaves only the claim.
 func (s *Store) claim(ctx context.Context, key tenure.Key, name string, found *etcdserverpb.RangeResponse) (claim, error) {
 	if len(found.Kvs) == 0 {
@@ -331,9 +331,8 @@ func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
 	return &Store{shared: s.shared, term: term}, nil
 }
 
-// FenceConditions returns the conditions under which a transaction of the caller's, on the
-// store's cluster, is fenced by the term. If they do not hold the term is over, and Renew says
-// so too.
+// FenceConditions returns conditions that fence the caller's own transaction, on the store's
+// cluster, by the term. If they do not hold, the term is over, and Renew says so too.
 //
 //	conditions, err := store.FenceConditions(ctx, term)
 //	resp, err := client.Txn(ctx).If(conditions...).Then(clientv3.OpPut("mine", "x")).Commit()
@@ -354,21 +353,21 @@ func (s *Store) FenceConditions(ctx context.Context, term *tenure.Term) (conditi
 	return append(s.current(e, term), clientv3.Compare(clientv3.Value(s.cfg.Prefix+ofEpoch), "=", e.text)), nil
 }
 
-// current has the conditions that a term is not over. The revision alone does not say so: after
-// a restore another term may have got the same one.
+// current returns the conditions that a term is not over. The revision alone does not show that:
+// after a restore another term may have got the same one.
 func (s *shared) current(e epoch, term *tenure.Term) []clientv3.Cmp {
 	of := s.keyOf(ofTerms, term.Key())
 	return []clientv3.Cmp{at(of, term.Token()-e.Above), clientv3.Compare(clientv3.Value(of), "=", hashOf(term.Record()))}
 }
 
-// hashOf returns what is written when a term begins, beside its record.
+// hashOf returns what is written beside a term's record when the term begins.
 func hashOf(payload []byte) string {
 	hash := sha256.Sum256(payload)
 	return string(hash[:])
 }
 
-// lostOr returns an error of a write that was refused, unless the fence does not hold either:
-// that takes precedence.
+// lostOr returns the error of a refused write, unless the fence does not hold either, which takes
+// precedence.
 func (s *Store) lostOr(ctx context.Context, refusal error) error {
 	if s.term == nil || !(refusal == nil || storekit.Answered(refusal)) {
 		return refusal

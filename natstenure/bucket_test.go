@@ -48,7 +48,7 @@ func TestAStoreInABucketKeepsTheContract(t *testing.T) {
 	keepsContract(t, start(t).ClientURL())
 }
 
-// The last versions that the module proxy has of 2.11, the oldest that is accepted, and of 2.10.
+// The last versions that the module proxy has of 2.11, the oldest accepted, and of 2.10.
 const (
 	oldest = "v2.11.17"
 	tooOld = "v2.10.27"
@@ -83,7 +83,7 @@ func TestAReplicatedBucketOn211LosesNoUpdate(t *testing.T) {
 	kit.RunNamesMove(t, openOn(t, connect(t, cluster.servers[0].url), natstenure.Config{Bucket: "c", Replicas: 3}))
 }
 
-// The client reaches a new server, but a 2.10 one has the bucket.
+// The client reaches a new server, but a 2.10 server has the bucket.
 func TestABucketOfAServerThatIsTooOldIsRefusedWhereverTheClientIs(t *testing.T) {
 	t.Parallel()
 	leafs := freePort(t)
@@ -129,7 +129,7 @@ func TestTheKVClientReadsWhatABucketKeeps(t *testing.T) {
 		case entry := <-watch.Updates():
 			return entry
 		case <-time.After(10 * time.Second):
-			t.Fatal("the watch tells of no change")
+			t.Fatal("the watch delivers no change")
 			return nil
 		}
 	}
@@ -183,7 +183,7 @@ func TestTheKeysAndValuesOfABucketStayAsTheyAre(t *testing.T) {
 	compareMessages(t, js, "KV_leases", "bucket")
 }
 
-// A bucket that `nats kv add` has made is good enough, unless its settings could lose a write.
+// A bucket made by `nats kv add` is good enough, unless its settings could lose a write.
 func TestABucketOfSomebodyElseIsUsedOrRefusedAndNeverRepeatsAToken(t *testing.T) {
 	t.Parallel()
 	js := connect(t, start(t).ClientURL())
@@ -247,7 +247,7 @@ func TestABucketOfSomebodyElseIsUsedOrRefusedAndNeverRepeatsAToken(t *testing.T)
 	}
 }
 
-// Somebody deletes or purges the entry of a lease that is held. Its holder does not know that yet.
+// An operator deletes or purges the entry of a held lease, and the holder does not know that yet.
 func TestAnEntryThatIsDeletedByHandIsNotReleased(t *testing.T) {
 	t.Parallel()
 	js := connect(t, start(t).ClientURL())
@@ -278,7 +278,7 @@ func TestAnEntryThatIsDeletedByHandIsNotReleased(t *testing.T) {
 	}
 }
 
-// Any server with a copy may answer a direct get, also one that lags behind.
+// Any server with a copy may answer a direct get, even one that lags behind.
 func TestOnlyAnOutdatedStoreReadsByDirectGets(t *testing.T) {
 	t.Parallel()
 	url := start(t).ClientURL()
@@ -347,7 +347,7 @@ func TestANameThatIsOnlyClaimedIsGivenToAnother(t *testing.T) {
 		_, err := js.Publish(t.Context(), "$KV.b.n.widget.x", fmt.Appendf(nil, `{"id":"a","at":%d}`, at))
 		require.NoError(t, err)
 	}
-	write := func(at int64) error { // for which that claim was
+	write := func(at int64) error { // the write that the claim was for
 		_, err := js.Publish(t.Context(), "$KV.b.o.widget.a", []byte(`{"type":"widget","id":"a","name":"x"}`+"\n"), jetstream.WithExpectLastSequencePerSubject(uint64(at)))
 		return err
 	}
@@ -360,7 +360,7 @@ func TestANameThatIsOnlyClaimedIsGivenToAnother(t *testing.T) {
 	require.ErrorIs(t, err, tenure.ErrNotFound)
 	require.NoError(t, store.DeleteIf(t.Context(), b.Key, is.Version))
 
-	// An object that exists is not written for the sake of another's name.
+	// An existing object is not written for the sake of another's name.
 	was, err := store.PutIf(t.Context(), a, tenure.IfAbsent())
 	require.NoError(t, err)
 	claim(was.Version)

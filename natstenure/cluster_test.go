@@ -14,8 +14,8 @@ import (
 	"github.com/tenurelib/tenure/proof/rig"
 )
 
-// cluster is three servers, each in a process of its own, that reach each other through
-// proxies: two for each pair of them.
+// cluster has three servers, each in a separate process, that reach each other through proxies, two
+// for each pair.
 type cluster struct {
 	servers []*child
 	links   map[[2]int]*rig.Proxy

@@ -53,8 +53,8 @@ func TestAReplicatedStore(t *testing.T) {
 			return openOn(t, connect(t, cluster.servers[i%3].url), natstenure.Config{Bucket: "updates", Replicas: 3})
 		})
 	})
-	// Of two writes of one object that are under way to its replicas at once, the server refuses
-	// one before it knows whether the other will succeed.
+	// If two writes of one object are under way to its replicas at once, the server refuses one
+	// before it knows whether the other will succeed.
 	t.Run("loses no update of an object", func(t *testing.T) {
 		cfg := next()
 		kit.RunConcurrentUpdates(t, func(i int) *natstenure.Store { return openOn(t, connect(t, cluster.servers[i%3].url), cfg) })
@@ -69,8 +69,8 @@ func TestAReplicatedStore(t *testing.T) {
 	})
 }
 
-// A client of its own stands for a server that was deposed while it was cut off, and refuses
-// what the present leader stores: it is faster than that, which has to ask the other servers. If
+// A separate client plays a server that was deposed while it was cut off. It refuses what the
+// present leader stores, and answers faster than the leader, which has to ask the other servers. If
 // the message is sent again before those have answered, the leader says so.
 func deposed(t *testing.T, cluster *cluster, cfg natstenure.Config) {
 	store := openOn(t, connect(t, cluster.servers[0].url), cfg)
@@ -120,8 +120,8 @@ func deposed(t *testing.T, cluster *cluster, cfg natstenure.Config) {
 	require.GreaterOrEqual(t, given.Load(), int32(40))
 }
 
-// The server that leads the stream stops for a while, with the connection of the holder and
-// its writes, and goes on when another leads and another replica holds.
+// The stream's leader pauses for a while, with the holder's connection and writes, and resumes when
+// another server leads and another replica holds.
 func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 	t.Parallel()
 	cluster := startCluster(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/tenurelib/tenure/natstenure"
 )
 
-// runReplica is a replica of a program whose job only one of them does at a time.
+// runReplica runs a replica of a program; only one replica at a time does the job.
 func runReplica(ctx context.Context, url string, job func(context.Context) error) error {
 	store, err := natstenure.Open(ctx, url, natstenure.Config{SyncAlways: true}) // and Replicas: 3 in a cluster
 	if err != nil {

@@ -44,13 +44,14 @@ func port(s string) int {
 	return n
 }
 
-// begin starts a server whose data is in a directory; in a cluster if it is given a port for
-// the other servers, and then the ports by which it reaches those.
+// begin starts a server whose data is in a directory. Given a port for the other servers, followed
+// by the ports on which it reaches them, it joins a cluster.
 func begin(dir string, client int, peers ...string) (*server.Server, error) {
 	opts := &server.Options{ServerName: "test", Port: client, JetStream: true, StoreDir: dir, MaxPayload: 2 << 20}
 	if len(peers) > 0 {
 		opts.ServerName = "test-" + peers[0]
-		// Others must not learn this port from a third one: they would go around the proxies.
+		// The other servers must not learn this port from each other: they would bypass the
+		// proxies.
 		opts.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: port(peers[0]), Advertise: "127.0.0.1:1"}
 		for _, peer := range peers[1:] {
 			opts.Routes = append(opts.Routes, &url.URL{Scheme: "nats", Host: "127.0.0.1:" + peer})
@@ -89,16 +90,16 @@ func startWith(t testing.TB, opts *server.Options) *server.Server {
 	return s
 }
 
-// quickDir is a directory in memory where there is one: an unreplicated server syncs several
-// files for each atomic batch, whatever its sync_interval, and on a slow disk that is most of
-// what a test would do.
+// quickDir returns a directory in memory, if the system has one. An unreplicated server syncs
+// several files for each atomic batch, whatever its sync_interval, and on a slow disk that would
+// take most of a test's time.
 func quickDir(t testing.TB) string {
 	t.Helper()
 	return tempDirIn(t, kit.MemoryDir())
 }
 
-// tempDir is T.TempDir, except that a server may still write while it is removed: one that has
-// shut down still removes what is left of batches.
+// tempDir is T.TempDir, except that a server may still write while the directory is removed: even
+// after its shutdown it removes what is left of batches.
 func tempDir(t testing.TB) string {
 	t.Helper()
 	return tempDirIn(t, "")
@@ -115,8 +116,8 @@ func tempDirIn(t testing.TB, where string) string {
 // child is a server in a process of its own, which can be killed.
 type child struct {
 	binary string   // of an older version
-	more   string   // of the configuration of such a one
-	peers  []string // of a cluster: its port for the others, and where it reaches them
+	more   string   // more configuration of an older server
+	peers  []string // in a cluster: its port for the other servers, and the ports on which it reaches them
 	port   string   // for clients
 	url    string
 	dir    string
@@ -193,7 +194,7 @@ func (c *child) startOld(t testing.TB) {
 func oldBinary(t testing.TB, version string) string {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("builds a server")
+		t.Skip("this test builds a server")
 	}
 	bin := t.TempDir()
 	build := exec.CommandContext(t.Context(), "go", "install", "github.com/nats-io/nats-server/v2@"+version)

@@ -28,8 +28,8 @@ func judge(operations []kit.Operation) porcupine.CheckResult {
 	return porcupine.CheckOperationsTimeout(model, history, 20*time.Second)
 }
 
-// judgeAll fails the test unless all histories are linearizable; if reads may be outdated, all
-// writes.
+// judgeAll fails the test unless all histories are linearizable or, if reads may be outdated, their
+// writes are.
 func judgeAll(t *testing.T, log *kit.History, mayBeOutdated bool) {
 	t.Helper()
 	log.Tell(t)
@@ -41,7 +41,7 @@ func judgeAll(t *testing.T, log *kit.History, mayBeOutdated bool) {
 				wrote[op.Call.Value] = true
 			}
 			for _, op := range history {
-				require.True(t, wrote[string(op.Call.Read.Payload)], "a read of what nobody wrote")
+				require.True(t, wrote[string(op.Call.Read.Payload)], "a read of a value that was never written")
 			}
 			history = kit.OnlyWrites(history)
 		}
@@ -49,7 +49,7 @@ func judgeAll(t *testing.T, log *kit.History, mayBeOutdated bool) {
 	}
 }
 
-// faults are what happens to a server, and how it ends.
+// faults has what happens to a server, and how it ends.
 var faults = map[string]struct {
 	mayBeOutdated bool
 	cut, heal     func(*testing.T, *cluster, *child)
@@ -71,9 +71,9 @@ var faults = map[string]struct {
 	},
 }
 
-// Calls through each server, on some leases and the objects that they guard, while the server
-// that leads the stream is killed, paused or cut off from the others. One that was deposed and
-// does not know it yet answers to reads.
+// Callers use some leases, and the objects that these guard, through each server, while the
+// stream's leader is killed, paused or cut off from the others. A deposed leader that does not know
+// it yet answers reads.
 func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 	for what := range faults {
 		t.Run(what, func(t *testing.T) {
@@ -105,7 +105,7 @@ func histories(t *testing.T, c *cluster, cfg natstenure.Config, what string) {
 	var all sync.WaitGroup
 	for caller := range callers {
 		urls := c.urls()
-		if caller%2 == 0 { // the others have one server each, so that they stay with one that is cut off
+		if caller%2 == 0 { // the other callers have one server each, so that they stay with a server that is cut off
 			urls = c.servers[caller/2].url
 		}
 		store := openOn(t, connect(t, urls), cfg)

@@ -9,7 +9,7 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
-// asVictim plays a process of the test below, if this one is to be one.
+// asVictim turns this process into one of the test below, if it is to be one.
 func asVictim() {
 	kills.Play(func(ctx context.Context, url string) (kit.FencingStore, error) {
 		return natstenure.Open(ctx, url, natstenure.Config{SyncAlways: true, Logger: kit.Quiet})

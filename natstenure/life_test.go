@@ -66,7 +66,7 @@ func TestAWatchThatBreaksIsNotLiveAndTellsThePresentStateWhenItIsAgain(t *testin
 	select {
 	case <-watch.C():
 	case <-time.After(10 * time.Second):
-		t.Fatal("nothing says that the watch broke")
+		t.Fatal("no hint that the watch broke")
 	}
 	require.False(t, watch.Live())
 	c.start(t)
@@ -96,7 +96,7 @@ func TestAWatchWhoseConsumerIsRemovedMakesAnother(t *testing.T) {
 	removed := consumers()
 	require.Len(t, removed, 1)
 	require.NoError(t, stream.DeleteConsumer(t.Context(), removed[0]))
-	kit.Await(t, "another one takes its place", func() bool {
+	kit.Await(t, "another consumer takes its place", func() bool {
 		now := consumers()
 		return len(now) == 1 && now[0] != removed[0] && watch.Live()
 	})

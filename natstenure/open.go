@@ -31,8 +31,8 @@ import (
 //	ca, cert, key             PEM files, which require TLS, see [storekit.URL.TLS]
 //	tls=required              TLS, as with tls://
 //
-// The URL takes precedence over the Config, and the options over the URL. Unless the options say
-// otherwise, the client reconnects for as long as it takes. Open returns [tenure.ErrInvalid]
+// The URL takes precedence over the Config, and the options take precedence over the URL. Unless
+// the options say otherwise, the client keeps trying to reconnect. Open returns [tenure.ErrInvalid]
 // before it connects, and [tenure.ErrSetup] if a server refuses the client. Call [Store.Migrate]
 // before the first use.
 func Open(ctx context.Context, url string, cfg Config, options ...nats.Option) (*Store, error) {
@@ -59,7 +59,7 @@ func open(ctx context.Context, text string, cfg Config, options []nats.Option) (
 	nc, err := connect(ctx, "nats://"+strings.Join(u.Hosts, ",nats://"), slices.Concat(reports.options(), []nats.Option{
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(200 * time.Millisecond),
-		nats.IgnoreAuthErrorAbort(), // the server may get its new users later than this process its credentials
+		nats.IgnoreAuthErrorAbort(), // the server may learn of new users after this process has their credentials
 		nats.PingInterval(2 * time.Second),
 	}, access, options))
 	if err != nil {
@@ -107,7 +107,7 @@ func connect(ctx context.Context, servers string, options []nats.Option) (*nats.
 	}
 }
 
-// take sets what the parameters of the URL say, and returns the client's options for the rest.
+// take applies the parameters of the URL to the config, and returns client options for the rest.
 func (cfg *Config) take(u storekit.URL) (access []nats.Option, err error) {
 	invalid := func(format string, args ...any) error {
 		return fmt.Errorf("%w: %s", tenure.ErrInvalid, fmt.Sprintf(format, args...))
@@ -164,15 +164,15 @@ func (cfg *Config) take(u storekit.URL) (access []nats.Option, err error) {
 	return access, nil
 }
 
-// isRefusal reports whether a connection failed for a reason that waiting does not change.
+// isRefusal reports whether a connection failed for a reason that waiting does not fix.
 func isRefusal(err error) bool {
 	return errors.As(err, new(*tls.CertificateVerificationError)) ||
 		slices.ContainsFunc([]error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired,
 			nats.ErrSecureConnRequired, nats.ErrSecureConnWanted, nats.ErrNkeysNotSupported}, func(refusal error) bool { return errors.Is(err, refusal) })
 }
 
-// reports keeps the last error that NATS reported to the connection rather than in an answer: a
-// server does not answer a request that it does not permit. A nil *reports has no errors.
+// reports keeps the last error that NATS reported on the connection instead of in an answer,
+// because a server does not answer a request that it does not permit. A nil *reports has no errors.
 type reports struct {
 	log *slog.Logger
 
@@ -206,7 +206,7 @@ func (r *reports) note(err error) {
 	}
 }
 
-// explain adds the last report to an error that is not an answer.
+// explain adds the last report to an error that is not an answer from the server.
 func (r *reports) explain(err error) error {
 	if r == nil || err == nil || storekit.Answered(err) || errors.As(err, new(*jetstream.APIError)) || errors.As(err, new(*nats.APIError)) {
 		return err

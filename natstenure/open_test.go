@@ -53,7 +53,7 @@ func TestAURLThatCannotBeIsRefusedBeforeAnyConnectionAndNotQuoted(t *testing.T) 
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// dialsNothing fails the test if a connection is tried.
+// dialsNothing returns an option that fails the test if a connection is attempted.
 func dialsNothing(t *testing.T) nats.Option {
 	return nats.SetCustomDialer(dialer{t})
 }
@@ -61,7 +61,7 @@ func dialsNothing(t *testing.T) nats.Option {
 type dialer struct{ t *testing.T }
 
 func (d dialer) Dial(_, address string) (net.Conn, error) {
-	d.t.Errorf("a connection to %s was tried", address)
+	d.t.Errorf("a connection to %s was attempted", address)
 	return nil, net.ErrClosed
 }
 
@@ -133,7 +133,8 @@ func TestParametersOfAURLAreTheConfig(t *testing.T) {
 	require.Contains(t, <-logged, "add sync=always to the parameters of the store's URL")
 }
 
-// The server answers a request that it does not permit by silence, and tells the connection why.
+// The server does not answer a request that it does not permit, but reports the reason on the
+// connection.
 func TestAPermissionThatIsMissingIsNamed(t *testing.T) {
 	t.Parallel()
 	s := startWith(t, &server.Options{JetStream: true, Users: []*server.User{{

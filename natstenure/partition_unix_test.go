@@ -19,9 +19,9 @@ import (
 
 var partitions = flag.Int("partitions", 1, "how often the holders of 10 leases are cut off with the leader of the stream")
 
-// The leader of the stream is cut off from the other servers, with holders that reach no
-// other one. It still answers them. The jobs of the others begin when theirs have ended, and no
-// write of theirs is left.
+// The stream's leader is cut off from the other servers, together with holders that reach no other
+// server. It still answers them. The standbys' jobs begin only when the holders' jobs have ended,
+// and no write of the holders is left.
 func TestOnTheSmallSideOfAPartitionJobsEndBeforeTheNextBegin(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t)

@@ -41,8 +41,8 @@ func TestWithoutJetStreamTheErrorSaysWhatToDo(t *testing.T) {
 	}
 }
 
-// A full server refuses renewals, so that the holder ends its term, and it holds again when
-// there is room. A full stream may take a renewal in the place of the one before.
+// A full server refuses renewals, so that the holder ends its term; it holds again when there is
+// room. A full stream may accept a renewal in place of the last one.
 func TestAFullStreamIsNamedAndGoesOnWhenThereIsRoom(t *testing.T) {
 	t.Parallel()
 	for what, test := range map[string]struct {
@@ -74,7 +74,7 @@ func TestAFullStreamIsNamedAndGoesOnWhenThereIsRoom(t *testing.T) {
 			token := a.Status().Token
 			var all []tenure.Object
 			var err error
-			for _, size := range []int{4 << 10, 0} { // until there is not even room for a small one
+			for _, size := range []int{4 << 10, 0} { // until there is no room even for a small object
 				for {
 					var obj tenure.Object
 					key := tenure.Key{Type: "widget", ID: fmt.Sprint(len(all))}
@@ -99,7 +99,7 @@ func TestAFullStreamIsNamedAndGoesOnWhenThereIsRoom(t *testing.T) {
 			kit.Await(t, "the term has ended", func() bool { return !a.IsHolder() && jobs.Running.Load() == 0 })
 			stream, err := js.Stream(t.Context(), "TENURE")
 			require.NoError(t, err)
-			for _, obj := range all[:3] { // there is no room even to write that they are deleted
+			for _, obj := range all[:3] { // there is no room even to record their deletion
 				require.NoError(t, stream.Purge(t.Context(), jetstream.WithPurgeSubject("TENURE.o.widget."+obj.Key.ID+".*")))
 			}
 			kit.Await(t, "a holds again", func() bool { return a.IsHolder() && a.Status().Token > token })

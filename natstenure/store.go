@@ -26,21 +26,21 @@ type Config struct {
 	// of all its subjects. Default "TENURE".
 	Stream string
 
-	// Bucket is the name of a key-value bucket that keeps the objects in place of a stream of
-	// the store's own layout, so that programs which know buckets show them: a lease is the
-	// entry o.TYPE.ID. Servers of version 2.11 are new enough. In exchange, writes can't be
-	// fenced. Migrate creates the bucket if it is missing; other keys in it do no harm. Not
-	// together with Stream.
+	// Bucket is the name of a key-value bucket that keeps the objects instead of a stream with the
+	// store's own layout, so that programs that know buckets can show them: a lease is the entry
+	// o.TYPE.ID. Servers of version 2.11 suffice. In exchange, writes can't be fenced. Migrate
+	// creates the bucket if it is missing; other keys in it do no harm. Bucket and Stream must not
+	// both be set.
 	Bucket string
 
 	// Replicas is how many servers of a cluster keep the stream, if Migrate creates it.
 	// Default 1.
 	Replicas int
 
-	// SyncAlways says that the servers run with sync_interval: always. A client cannot see
-	// that, and by default a server syncs every two minutes: what it acknowledged since is lost
-	// if its machine loses power, and then a lease may be held twice and a fencing token be
-	// given twice. Unless it is set, Migrate logs a warning.
+	// SyncAlways says that the servers run with sync_interval: always. A client cannot see that. By
+	// default a server syncs every two minutes: if its machine loses power, it loses what it has
+	// acknowledged since, and then a lease may be held twice and a fencing token given out twice.
+	// Unless SyncAlways is set, Migrate logs a warning.
 	SyncAlways bool
 
 	Logger *slog.Logger // default slog.Default()
@@ -52,29 +52,29 @@ type Config struct {
 type Store struct {
 	*shared
 	term     *tenure.Term // whose fence the writes have to pass; nil: none
-	outdated bool         // what is read may be outdated, and nothing is written
+	outdated bool         // reads may be outdated, and nothing is written
 }
 
-// shared is what a store and the fenced stores made from it have in common.
+// shared is shared by a store and the fenced stores made from it.
 type shared struct {
 	js      jetstream.JetStream
 	nc      *nats.Conn
-	leader  nats.JetStreamContext // whose reads ask the leader, also where direct gets are allowed
-	reports *reports              // of a connection that Open has made; nil: the caller's
+	leader  nats.JetStreamContext // reads ask the leader, even where direct gets are allowed
+	reports *reports              // of a connection that Open has made; nil: the connection is the caller's
 	cfg     Config
 	layout
 
 	mu      sync.Mutex
 	stream  jetstream.Stream     // once its config has been checked
-	known   map[tenure.Key]state // as this process saw them last
+	known   map[tenure.Key]state // as this process last saw them
 	watches *storekit.Feeds
 	closed  context.Context // done when the store is closed
 	close   context.CancelCauseFunc
 	ends    sync.WaitGroup // of goroutines that remove consumers
 }
 
-// New returns a store on the connection of js, which remains the caller's, with its
-// credentials and TLS. It does no I/O; call [Store.Migrate] before the first use.
+// New returns a store on the connection of js, with its credentials and TLS. The connection remains
+// the caller's. It does no I/O; call [Store.Migrate] before the first use.
 func New(js jetstream.JetStream, cfg Config) (*Store, error) {
 	if js == nil {
 		return nil, fmt.Errorf("natstenure: new store: %w: js is nil", tenure.ErrInvalid)
@@ -129,18 +129,17 @@ func newStore(js jetstream.JetStream, cfg Config) (*Store, error) {
 	return store, nil
 }
 
-// Outdated returns the store for programs that only look, such as a status page. In a bucket that
-// allows direct gets, its Get and List read objects from any server that has a copy, which may
-// lag behind. It refuses to write, so nothing can be held by such a read. All other reads ask
-// the stream's leader.
+// Outdated returns the store for programs that only read, such as a status page. In a bucket that
+// allows direct gets, its Get and List read objects from any server that has a copy, which may lag
+// behind. It refuses to write, so no lease can be held on the strength of such a read. All other
+// reads ask the stream's leader.
 func (s *Store) Outdated() *Store { return &Store{shared: s.shared, outdated: true} }
 
-// Migrate creates the stream if it is missing. It may be called at every start, by many
-// processes at once. An [tenure.ErrSetup] names what does not fit in a stream that exists, or
-// in the server.
+// Migrate creates the stream if it is missing. It may be called at every start, by many processes
+// at once. A [tenure.ErrSetup] names what is unsuitable in an existing stream, or in the server.
 //
 // The versions of a stream that Migrate creates begin with the time in microseconds, so they
-// go on above those of an earlier stream of that name, unless the clock is wrong.
+// continue above those of an earlier stream of that name, unless the clock is wrong.
 func (s *Store) Migrate(ctx context.Context) (err error) {
 	defer storekit.Flush(s.cfg.Logger)
 	ctx, cancel := s.limited(ctx)
@@ -190,13 +189,13 @@ func (s *Store) streamConfig() jetstream.StreamConfig {
 		AllowAtomicPublish: !bucket,
 		AllowDirect:        bucket, // like all buckets
 		AllowRollup:        bucket,
-		DenyDelete:         true, // a purge is left to whoever has to repair something
+		DenyDelete:         true, // a purge remains possible, for an operator who has to repair something
 	}
 }
 
 // oldServer refuses a server on which atomic batches can't be relied upon. A bucket needs 2.11: if
-// a server of 2.10 is killed, an entry that it had acknowledged can be gone, as if nobody had ever
-// held the lease, and its replicas can differ.
+// a 2.10 server is killed, an entry that it had acknowledged can be gone, as if the lease had never
+// been held, and its replicas can differ.
 func (s *Store) oldServer() error {
 	is, oldest, remedy := [2]int{}, [2]int{2, 12}, "; for a store with Config.Bucket, 2.11 is enough"
 	if s.cfg.Bucket != "" {
@@ -237,8 +236,8 @@ func (s *Store) ready(ctx context.Context) (jetstream.Stream, error) {
 	return stream, nil
 }
 
-// smallest is the least maximum size of values that a bucket may have: each store takes payloads
-// of 64 KiB.
+// smallest is the least maximum value size that a bucket may have, because every store accepts
+// payloads of 64 KiB.
 const smallest = 80 << 10
 
 // misfit names the settings with which the stream could lose data or return outdated data.
@@ -253,14 +252,14 @@ func (s *Store) misfit(is jetstream.StreamConfig) error {
 		{is.PersistMode == jetstream.DefaultPersistMode, "the default persist mode"},
 		{is.Retention == jetstream.LimitsPolicy, "retention by limits"},
 		{is.MaxAge == 0, "no maximum age, which is a bucket's TTL"},
-		// Servers from 2.11 on add that to their answers, and the stream's leader answers, which need not be the server that the
+		// Servers from 2.11 on add this to their answers. The stream's leader answers, which need not be the server that the
 		// client reaches.
 		{s.cfg.Bucket == "" || is.Metadata["_nats.level"] != "", "a leader of version 2.11 or later"},
 		{s.cfg.Bucket == "" || is.MaxMsgSize <= 0 || is.MaxMsgSize >= smallest, fmt.Sprintf("no maximum value size below %d bytes", smallest)},
 		{is.Discard == jetstream.DiscardNew || is.MaxMsgs <= 0 && is.MaxBytes <= 0, "discard new, or no limits"},
 		{!is.DiscardNewPerSubject, "old messages of a subject replaced by new ones"},
 		{is.AllowAtomicPublish || s.cfg.Bucket != "", "atomic batch publishing allowed"},
-		{!is.AllowDirect || s.cfg.Bucket != "", "no direct gets, which may return what is outdated"},
+		{!is.AllowDirect || s.cfg.Bucket != "", "no direct gets, which may return outdated data"},
 		{!is.NoAck && !is.Sealed, "acknowledgements, and not be sealed"},
 		{is.Mirror == nil && len(is.Sources) == 0 && is.SubjectTransform == nil, "no mirror, sources or transforms"},
 	} {
@@ -285,8 +284,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Clockless returns true: the server stamps messages, but does not tell how long ago that was.
-// CreatedAt and UpdatedAt are by the clocks of the writers.
+// Clockless returns true: the server stamps messages, but does not say how long ago that was.
+// CreatedAt and UpdatedAt come from the writers' clocks.
 func (s *Store) Clockless() bool { return true }
 
 // limited gives a context without a deadline the time limit of the JetStream client.
@@ -370,8 +369,8 @@ func (s *Store) last(ctx context.Context, subject string) (*jetstream.RawStreamM
 	return (*jetstream.RawStreamMsg)(msg), err
 }
 
-// explained says what to do if there is no JetStream. It is only for requests that are not for one
-// stream: requests for a stream are also unanswered while the stream has no leader.
+// explained says what to do if there is no JetStream. It is only for requests that do not concern
+// one stream, because those are also unanswered while the stream has no leader.
 func explained(err error) error {
 	switch {
 	case errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
@@ -382,11 +381,11 @@ func explained(err error) error {
 	return err
 }
 
-// mostKnown limits what a store remembers of objects.
+// mostKnown limits how many objects a store remembers.
 const mostKnown = 4096
 
-// saw remembers the state of an object. What has just been read replaces what was known; an
-// event, or a write, may be older than that.
+// saw remembers the state of an object. A state that was just read replaces what was known; the
+// state from an event, or from a write, may be older than that.
 func (s *shared) saw(key tenure.Key, st state, read bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -402,7 +401,7 @@ func (s *shared) saw(key tenure.Key, st state, read bool) {
 	s.known[key] = st
 }
 
-// recall returns what is known of an object.
+// recall returns what is known about an object.
 func (s *shared) recall(key tenure.Key) (st state, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -419,9 +418,9 @@ func (s *shared) forget(key tenure.Key) {
 // readAtOnce is how many messages a list reads at the same time.
 const readAtOnce = 16
 
-// List returns at most limit objects of a type, those whose IDs come after the given one, in
-// the order of the IDs' bytes. It asks the server for the subjects of the whole type each time,
-// and for each object that it returns.
+// List returns at most limit objects of a type whose IDs come after the given one, in the order of
+// the IDs' bytes. It asks the server for the subjects of the whole type each time, and for each
+// object that it returns.
 func (s *Store) List(ctx context.Context, objectType, after string, limit int) (found []tenure.Object, err error) {
 	defer s.opError(ctx, &err, "list", objectType)
 	if err := cmp.Or(storekit.CheckList(objectType, after, limit), ctx.Err()); err != nil {
@@ -447,7 +446,7 @@ func (s *Store) List(ctx context.Context, objectType, after string, limit int) (
 				return nil, err
 			}
 		}
-		if id > after && (tenure.Key{Type: objectType, ID: id}).Validate() == nil { // others may publish anything
+		if id > after && (tenure.Key{Type: objectType, ID: id}).Validate() == nil { // other programs may publish anything
 			ids[id] = true
 		}
 	}
@@ -463,8 +462,8 @@ func (s *Store) List(ctx context.Context, objectType, after string, limit int) (
 	return found, nil
 }
 
-// longID returns the ID of an object whose subject has only a hash of it; it is empty if the
-// object has gone since.
+// longID returns the ID of an object whose subject has only a hash of it; it is empty if the object
+// is gone by now.
 func (s *Store) longID(ctx context.Context, subject string) (string, error) {
 	msg, err := s.last(ctx, subject)
 	if msg == nil {

@@ -142,7 +142,7 @@ func TestWithoutAStreamTheErrorSaysWhatToDo(t *testing.T) {
 	require.ErrorContains(t, err, "Migrate")
 }
 
-// A real server of that age is not at hand. It says its version first, and that is enough.
+// No real server of that age is available. A server says its version first, and that is enough.
 func TestAServerThatIsTooOldIsRefused(t *testing.T) {
 	for _, test := range []struct {
 		version string

@@ -10,8 +10,8 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// Types returns the first types, at most limit, of the objects that the stream has or had, sorted by
-// their bytes. It asks the server for the subjects of all objects. It is safe for concurrent use.
+// Types returns at most limit types of the objects that the stream has or had, sorted by their
+// bytes. It asks the server for the subjects of all objects. It is safe for concurrent use.
 func (s *Store) Types(ctx context.Context, limit int) (types []string, err error) {
 	defer s.opError(ctx, &err, "list", "types")
 	ctx, cancel := s.limited(ctx)
@@ -32,13 +32,13 @@ func (s *Store) Types(ctx context.Context, limit int) (types []string, err error
 	}
 	for tok, subject := range subjects {
 		text, ok := untoken(tok)
-		if !ok { // it has only a hash, and the message has the type
+		if !ok { // the token has only a hash, and the message has the type
 			msg, err := s.last(ctx, subject)
 			if err != nil {
 				return nil, err
 			}
 			if msg == nil {
-				continue // it has gone since
+				continue // it is gone by now
 			}
 			st, _ := decode(tenure.Key{}, msg.Sequence, msg.Data, msg.Time)
 			text = st.Type

@@ -15,13 +15,13 @@ import (
 
 const (
 	heartbeat = time.Second
-	silence   = 5 * heartbeat / 2 // after which a consumer is taken for dead
+	silence   = 5 * heartbeat / 2 // after which a consumer is presumed dead
 
-	inactive = 30 * time.Second // then the server removes a consumer without a listener
+	inactive = 30 * time.Second // after which the server removes a consumer without a listener
 )
 
-// Watch watches an object by a consumer, which this process shares among all subscriptions to
-// that object. It does no I/O.
+// Watch watches an object through a consumer that all subscriptions of this process to the object
+// share. It does no I/O.
 func (s *Store) Watch(key tenure.Key) tenure.Subscription { return s.watches.Watch(key) }
 
 // consume creates a consumer of an object's messages and reports them until the consumer breaks.
@@ -100,7 +100,7 @@ func (s *Store) consume(ctx context.Context, key tenure.Key, tell func(tenure.Ch
 			}
 			st, obj := decode(key, about.Sequence.Stream, msg.Data, about.Timestamp)
 			s.saw(key, st, false)
-			if complete = complete || about.NumPending == 0; complete { // else a newer one follows
+			if complete = complete || about.NumPending == 0; complete { // otherwise a newer one follows
 				tell(tenure.Change{Object: obj, Deleted: st.Deleted, Arrived: arrived})
 			}
 		}

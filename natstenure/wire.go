@@ -14,30 +14,30 @@ import (
 
 // The subjects of a stream S of the store's own layout:
 //
-//	S.o.TYPE.ID.t   the object, as the last write left it that changed its payload
-//	S.o.TYPE.ID.r   the object, as a write since has left it that kept the payload: a renewal
-//	S.n.TYPE.NAME   which object has the name, if it is still called that
+//	S.o.TYPE.ID.t   the object, as left by the last write that changed its payload
+//	S.o.TYPE.ID.r   the object, as left by a later write that kept the payload: a renewal
+//	S.n.TYPE.NAME   the object that has the name, if it still has it
 //	S.f.TYPE.ID     the last fenced write under that lease; only its condition matters
 //
-// A write of an object expects the last sequence of S.o.TYPE.ID.*, which is the object's
-// version. The sequence of S.o.TYPE.ID.t changes when a term begins or ends, and not when it is
-// renewed: it is the term's fencing token while that term stands, and a fenced write expects it.
+// A write of an object expects the last sequence of S.o.TYPE.ID.*, which is the object's version.
+// The sequence of S.o.TYPE.ID.t changes when a term begins or ends, but not when it is renewed. It
+// is the term's fencing token while the term stands, and a fenced write expects it.
 //
 // The keys of a key-value bucket, each with the last write as its value:
 //
 //	o.TYPE.ID     the object; or that it was deleted, which is a value like any other: a marker
 //	              of the bucket's could be purged just when a new object has taken its place
-//	n.TYPE.NAME   which object has the name, or is about to get it
+//	n.TYPE.NAME   the object that has the name, or is about to get it
 //
-// A bucket has no batches of writes, so there are no fenced writes. A name is claimed by a write
-// of its own, before the object is written; see [Store.claim].
+// A bucket has no batches of writes, so there are no fenced writes. A name is claimed by a separate
+// write, before the object is written: see [Store.claim].
 const (
 	ofObjects = ".o."
 	ofNames   = ".n."
 	ofFences  = ".f."
 )
 
-// layout is how subjects begin, and how an object's subject ends.
+// layout has the beginnings of subjects, and the endings of an object's subjects.
 type layout struct{ prefix, begun, renewed, either string }
 
 func (cfg Config) layout() layout {
@@ -50,15 +50,14 @@ func (cfg Config) layout() layout {
 // longestToken keeps a subject within the 4 KiB that a server allows for a protocol line.
 const longestToken = 1000
 
-// A token is escaped like a parameter of a URL, but with "=" for "%", and without the characters
-// that mean something in a subject.
+// A token is escaped like a URL parameter, but with "=" for "%", and without the characters that
+// have a meaning in a subject.
 var (
 	toToken   = strings.NewReplacer("%", "=", "+", "=20", ".", "=2E", "~", "=7E")
 	fromToken = strings.NewReplacer("=", "%", "%", "%25")
 )
 
-// token encodes text as one token of a subject. Letters, digits, "-" and "_" stand for
-// themselves.
+// token encodes text as one token of a subject. Letters, digits, "-" and "_" stand for themselves.
 func token(text string) string {
 	escaped := toToken.Replace(url.QueryEscape(text))
 	if len(escaped) > longestToken {
@@ -81,7 +80,7 @@ func (s *Store) subject(key tenure.Key) string {
 	return s.prefix + ofObjects + pair(key.Type, key.ID)
 }
 
-// meta is what stands before the payload in an object's message, as one line of JSON.
+// meta precedes the payload in an object's message, as one line of JSON.
 type meta struct {
 	Type    string            `json:"type"`
 	ID      string            `json:"id"`
@@ -101,7 +100,8 @@ func (m meta) encode(payload []byte) []byte {
 	return append(append(line, '\n'), payload...)
 }
 
-// state is the stream's state of a key. In the zero state there has never been an object.
+// state is the state of a key in the stream. The zero state means that there has never been an
+// object.
 type state struct {
 	sequence uint64
 	id       string // of the write, if it has been read
@@ -117,10 +117,10 @@ func (s state) version() int64 {
 	return int64(s.sequence)
 }
 
-// decode reads the last message of an object. The key is the one that was asked for, or the
-// zero Key if the message has to tell. A message of another program, such as the marker that
-// `nats kv del` leaves, is an object with that program's data as its payload: nobody knows what
-// has become of the holder, so a standby waits for the TTL.
+// decode reads the last message of an object. The key is the requested one, or the zero Key if it
+// has to come from the message. A message of another program, such as the marker that `nats kv del`
+// leaves, is an object with that program's data as its payload. It does not say what has become of
+// the holder, so a standby waits for the TTL.
 func decode(key tenure.Key, sequence uint64, data []byte, stamp time.Time) (state, tenure.Object) {
 	st := state{sequence: sequence}
 	line, payload, ok := bytes.Cut(data, []byte("\n"))

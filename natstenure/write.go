@@ -33,7 +33,7 @@ type message struct {
 // errOvertaken says that an expectation did not hold. Nothing was written.
 var errOvertaken = errors.New("another write came first")
 
-// Errors of JetStream. The message that they answer was not stored.
+// Errors of JetStream. They mean that the message was not stored.
 const (
 	wrongSequence     = 10071
 	writeInFlight     = 10158 // the same message, sent before, has not been decided yet
@@ -43,24 +43,24 @@ const (
 	accountFull       = 10002
 	serverFull        = 10023
 	storageFull       = 10047
-	storeFailed       = 10077 // for the reason that its description has
+	storeFailed       = 10077 // for the reason in its description
 	longestPause      = 8 * time.Millisecond
-	patience          = 5 // how often a write lets another one finish that has claimed its name
-	staleAnswers      = 5 // in a row, after which the stream must have been set back
+	patience          = 5 // how often a write waits for another write that has claimed its name
+	staleAnswers      = 5 // after this many in a row, the stream must have been set back
 	roomForHeaders    = 1 << 10
 	headerBatch       = "Nats-Batch-Id"
 	headerBatchNumber = "Nats-Batch-Sequence"
 	headerBatchCommit = "Nats-Batch-Commit"
 )
 
-// publish stores all messages, or none, and returns the sequence of the last one. It sends
-// them as one write of that ID. In a bucket it stores one after the other, and stops at the first
-// that is refused; the object's is the last one.
+// publish stores all messages, or none, and returns the sequence of the last one. It sends them as
+// one write with that ID. In a bucket it stores one after the other, and stops at the first that is
+// refused; the object's message is the last.
 //
-// A former leader of the stream that was cut off and is back may still answer requests that the new
-// leader answers, too. It may refuse a message that the new leader has stored. Its answer then has
-// an older sequence than expected, so publish sends the message again, and the server that has
-// stored a single message recognises it by its ID.
+// A former leader of the stream that was cut off and is back may still answer requests, as the new
+// leader does. It may refuse a message that the new leader has stored. Its answer then has an older
+// sequence than expected, so publish sends the message again, and the server that has stored a
+// single message recognises it by its ID.
 func (s *Store) publish(ctx context.Context, id string, messages ...message) (uint64, error) {
 	stream, err := s.ready(ctx)
 	if err != nil {
@@ -112,7 +112,7 @@ func (s *Store) publish(ctx context.Context, id string, messages ...message) (ui
 	}
 }
 
-// full says what to do if the server refuses a message because there is no room for it.
+// full says what to do if the server refuses a message because it has no room for it.
 func full(err error, api *jetstream.APIError) error {
 	switch {
 	case api.ErrorCode == storeFailed && strings.HasPrefix(api.Description, "maximum "):
@@ -172,7 +172,7 @@ func (s *Store) try(ctx context.Context, id string, messages []message) (uint64,
 // checkWrite refuses writes that this store must not do.
 func (s *Store) checkWrite(key tenure.Key) error {
 	if s.outdated {
-		return fmt.Errorf("%w: what this store reads may be outdated, so it does not write", errors.ErrUnsupported)
+		return fmt.Errorf("%w: this store's reads may be outdated, so it does not write", errors.ErrUnsupported)
 	}
 	return storekit.CheckFenced(s.term, key)
 }
@@ -213,8 +213,8 @@ func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) (er
 	return err
 }
 
-// write replaces what the stream has for a key, if check allows it, by what make makes of it.
-// If this process happens to know the state, no read comes first: the server compares.
+// write replaces what the stream has for a key, if check allows it, with what make makes of it. If
+// this process knows the state, it does not read first, because the server compares.
 func (s *Store) write(ctx context.Context, key tenure.Key, check func(before state) error, make func(before state) (meta, []byte)) (tenure.Object, error) {
 	ctx, cancel := s.limited(ctx)
 	defer cancel()
@@ -250,7 +250,7 @@ func (s *Store) write(ctx context.Context, key tenure.Key, check func(before sta
 		if err != nil {
 			return tenure.Object{}, err
 		}
-		if strings.HasPrefix(is.id, id) { // it was refused by a server that leads no longer, and stored by another
+		if strings.HasPrefix(is.id, id) { // a server that no longer leads has refused it, and another has stored it
 			return obj, nil
 		}
 		if err := s.lostOr(ctx, nil); err != nil {
@@ -262,7 +262,7 @@ func (s *Store) write(ctx context.Context, key tenure.Key, check func(before sta
 	}
 }
 
-// messages returns the messages of a write; the object's is the last one.
+// messages returns the messages of a write; the object's message is the last.
 func (s *Store) messages(ctx context.Context, key tenure.Key, before state, m meta, payload []byte, impatient bool) (all []message, err error) {
 	if s.term != nil {
 		lease := s.term.Key()
@@ -297,15 +297,16 @@ func (s *Store) wrote(key tenure.Key, sequence uint64, m meta, payload []byte) t
 	}
 }
 
-// claim returns the messages by which an object gets a name. They fail if the name's owner
-// changes meanwhile, or is called so again. An object that exists under a name, and one that
-// was deleted under it, has a claim to it; the latter yields, and its next life has to claim
-// the name again, instead of being written by one message.
+// claim returns the messages by which an object gets a name. They fail if the name's owner changes
+// meanwhile, or takes the name again. An existing object with the name has a claim to it, and so
+// has an object that was deleted with the name. The latter yields: if it is created again, it has
+// to claim the name again, instead of being written by one message.
 //
 // In a bucket, the claim is written before its object is, and says which version of that object
 // the write will replace. Such a claim is void once the object is at another version without the
-// name. Until then, others first let the write come; if it does not, they make the claim void by
-// writing again that the object is deleted, and leave the name to one that exists.
+// name. Until then, other writers first wait for the write. If it does not come, they void the
+// claim of a deleted object by writing its deletion again, and leave the name to an existing
+// object.
 func (s *Store) claim(ctx context.Context, key tenure.Key, before state, name string, impatient bool) ([]message, error) {
 	subject := s.prefix + ofNames + pair(key.Type, name)
 	msg, err := s.last(ctx, subject)
@@ -315,7 +316,7 @@ func (s *Store) claim(ctx context.Context, key tenure.Key, before state, name st
 	var has claim
 	if msg != nil {
 		has.sequence = msg.Sequence
-		_ = json.Unmarshal(msg.Data, &has) // what another program has left there owns nothing
+		_ = json.Unmarshal(msg.Data, &has) // another program's data owns nothing
 	}
 	var all []message
 	if has.ID != "" && has.ID != key.ID {
@@ -351,9 +352,9 @@ func (s *Store) claim(ctx context.Context, key tenure.Key, before state, name st
 }
 
 // Fence returns the store with its writes fenced by a term: each one is stored only if the
-// subject that is written when a term begins or ends is at the term's token. It does no I/O.
-// In a bucket it is [errors.ErrUnsupported]: a write there can depend on one entry only. Use
-// the token, and a [tenure.Gate].
+// subject that is written when a term begins or ends is at the term's token. It does no I/O. In a
+// bucket it returns [errors.ErrUnsupported], because a write there can depend on one entry only.
+// Use the token and a [tenure.Gate] instead.
 func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
 	if s.cfg.Bucket != "" {
 		return nil, fmt.Errorf("natstenure: fence: %w: writes to a key-value bucket can't be fenced; use the term's token and a Gate", errors.ErrUnsupported)
@@ -368,8 +369,8 @@ func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
 	return &Store{shared: s.shared, term: term, outdated: s.outdated}, nil
 }
 
-// lostOr returns an error of a write that was refused, unless the fence does not hold either:
-// that takes precedence.
+// lostOr returns the error of a refused write, unless the fence does not hold either, which takes
+// precedence.
 func (s *Store) lostOr(ctx context.Context, refusal error) error {
 	if s.term == nil || !(refusal == nil || storekit.Answered(refusal)) {
 		return refusal

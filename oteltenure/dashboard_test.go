@@ -75,7 +75,7 @@ func (f *families) Float64Histogram(name string, options ...metric.Float64Histog
 	return f.Meter.Float64Histogram(name, options...)
 }
 
-// expression is the query of a panel, for the services that its variable selects.
+// expression returns the query of a panel, for the services that its variable selects.
 func (f family) expression() string {
 	switch f.kind {
 	case "counter":
@@ -86,7 +86,7 @@ func (f family) expression() string {
 	return fmt.Sprintf(`%s{job=~"$job"}`, f.name)
 }
 
-// dashboard returns the dashboard for Grafana: a row for leases, one for sessions and one for shards, and a panel for each metric.
+// dashboard returns the Grafana dashboard: a row each for leases, sessions and shards, and a panel for each metric.
 func dashboard(rows map[string][]family) string {
 	type object = map[string]any
 	source := object{"type": "prometheus", "uid": "${source}"}
@@ -107,7 +107,7 @@ func dashboard(rows map[string][]family) string {
 			}
 			expression := f.expression()
 			if unit == "dateTimeFromNow" {
-				expression += " * 1000" // which that unit wants
+				expression += " * 1000" // because the unit is milliseconds
 			}
 			panels = append(panels, object{
 				"id": id, "type": "timeseries", "title": f.name, "description": f.help, "datasource": source,

@@ -1,5 +1,5 @@
-// Package oteltenure records OpenTelemetry metrics of a lease, with [ObserveLease], of a session of
-// package claims, with [ObserveSession], and of package shards, with [ObserveShards].
+// Package oteltenure records OpenTelemetry metrics: of a lease, with [ObserveLease]; of a session of package claims, with
+// [ObserveSession]; and of a member of package shards, with [ObserveShards].
 //
 //	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}})
 //	trace, registration, err := oteltenure.ObserveLease(otel.Meter("my-service"), lease)
@@ -36,7 +36,7 @@
 // of [tenure.Every] and for a func of the job that returns an error by itself, and the key
 // for those of a schedule. tenure.run.outcome is one of succeeded, failed, interrupted.
 //
-// The metrics of a session are these. They have the attributes that [ObserveSession] is given.
+// The metrics of a session have the attributes that [ObserveSession] is given.
 //
 //	name                     kind     unit       attribute    what
 //	tenure.session.valid     gauge    {session}               1 while this process may rely on its claims, otherwise 0; absent when it shuts down
@@ -49,7 +49,7 @@
 //	tenure.claims.freed      counter  {row}                   rows of sessions that were gone that this process has freed
 //	tenure.sweep.errors      counter  {error}                 failed looks for expired sessions and their rows; each is retried
 //
-// Those of shards have the attributes that [ObserveShards] is given, and tenure.kind.
+// The metrics of shards have the attributes that [ObserveShards] is given, and tenure.kind.
 //
 //	name                    kind     unit     what
 //	tenure.shards.total     gauge    {shard}  shards that there are, for all processes

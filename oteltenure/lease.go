@@ -13,9 +13,9 @@ import (
 )
 
 // ObserveLease reports the metrics of a lease for this replica, with the given attributes in
-// addition to the lease's key. They are recorded by the trace that it returns: set it in the
+// addition to the lease's key. The trace that it returns records them: set it in the
 // [tenure.CoordinatorConfig] of this replica. Unregister the registration when the coordinator no
-// longer runs: then the gauges are no longer reported, while counters and histograms keep their
+// longer runs. The gauges are then no longer reported, while counters and histograms keep their
 // values. ObserveLease fails only if the meter does, and with [tenure.ErrInvalid] if the meter or
 // the lease is nil.
 func ObserveLease(meter metric.Meter, lease *tenure.Lease, attributes ...attribute.KeyValue) (*tenure.Trace, metric.Registration, error) {
@@ -133,7 +133,7 @@ func (r *recorder) trace() *tenure.Trace {
 	ctx := context.Background()
 	return &tenure.Trace{
 		Attempt: func(_ time.Duration, err error) {
-			if err != nil && !errors.Is(err, tenure.ErrHeld) && !errors.Is(err, context.Canceled) { // which is a shutdown
+			if err != nil && !errors.Is(err, tenure.ErrHeld) && !errors.Is(err, context.Canceled) { // a shutdown cancels it
 				r.acquireErrors.Add(ctx, 1, r.lease, with("error.type", errorTypes.of(err)))
 			}
 		},
@@ -164,7 +164,7 @@ func (r *recorder) trace() *tenure.Trace {
 			r.drainDuration.Record(ctx, took.Seconds(), r.lease)
 			r.update(term, func() {
 				r.working, r.stuck = false, false
-				for name, run := range r.runs { // the call that one has ended may have been dropped
+				for name, run := range r.runs { // the call that reported the end of a run may have been dropped
 					run.oldest = time.Time{}
 					r.runs[name] = run
 				}
@@ -177,9 +177,9 @@ func (r *recorder) trace() *tenure.Trace {
 	}
 }
 
-// update changes the state of a term, under the mutex. It begins with a new state if the term is
-// another than before, because calls of a trace may be dropped: the call that the term was acquired
-// may be one of them, or the call that the job of the term before has ended.
+// update changes the state of a term, under the mutex. It begins a new state if the term has
+// changed, because the calls of the trace that report the new term, or the end of the former one's
+// job, may have been dropped.
 func (r *recorder) update(term *tenure.Term, change func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -89,8 +89,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// listener is a network of one in-memory connection: virtual time stands still while a
-// real one is read.
+// listener is a network of one in-memory connection, because virtual time stands still while a real
+// one is read.
 type listener struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -367,7 +367,7 @@ func TestAFuncThatReturnsAnErrorIsCountedButHasNoRunsToDate(t *testing.T) {
 	})
 }
 
-// A trace may lose calls: the next one tells how it is.
+// A trace may lose calls; the next call corrects the state.
 func TestARunWhoseEndIsNotToldDoesNotHangForGood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, storetest.NewMem(), "a", 0)
@@ -465,8 +465,8 @@ func TestTheMetricsAreRightAlthoughCallsOfTheTraceWereDroppedOrLate(t *testing.T
 		late := start(t, storetest.NewMem(), "b", 0)
 		late.stop()
 		told := late.trace
-		told.JobStuck(termOf(t, start(t, storetest.NewMem(), "c", 0)), 0) // that this one has ended was dropped
-		told.Renewed(term, 0, 20*time.Second)                             // as was that this one has begun
+		told.JobStuck(termOf(t, start(t, storetest.NewMem(), "c", 0)), 0) // the call that reported its end was dropped
+		told.Renewed(term, 0, 20*time.Second)                             // the call that reported its beginning was dropped
 		late.scrape(t).want(t, "renewed", scrape{"tenure_job_stuck": 0, "tenure_trust_duration_seconds": 29, "tenure_token": float64(term.Token())})
 		told.Acquired(term, nil)
 		told.JobStarted(term)
@@ -485,7 +485,7 @@ func termOf(t *testing.T, r *replica) *tenure.Term {
 	return nil
 }
 
-// moving is a store that reaches one server after another.
+// moving is a store that moves from one server to the next.
 type moving struct{ atomic.Pointer[storetest.Mem] }
 
 func (m *moving) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {

@@ -12,8 +12,8 @@ import (
 //go:embed *.html
 var files embed.FS
 
-// newPage returns the page of a file, which shows a slice of statuses. It may call these funcs in
-// addition to its own.
+// newPage returns the page in a file, which shows a slice of statuses. It may call the own funcs in
+// addition to the common ones.
 func newPage(file string, own template.FuncMap) *template.Template {
 	funcs := template.FuncMap{
 		"now": time.Now, "since": since, "span": span,
@@ -24,8 +24,8 @@ func newPage(file string, own template.FuncMap) *template.Template {
 	return template.Must(template.New(file).Funcs(funcs).Funcs(own).ParseFS(files, file, "style.html"))
 }
 
-// state says in a word what a status amounts to: the worst that is true. Severity is the class of
-// its colour.
+// state sums up a status in one word: the worst one that applies. Severity is the class of its
+// colour.
 type state struct {
 	Word     string
 	Severity severity
@@ -41,7 +41,7 @@ const (
 
 func (s severity) String() string { return [...]string{"good", "wait", "bad"}[s] }
 
-// worstFirst returns a func that sorts what needs attention to the front.
+// worstFirst returns a func that sorts the statuses that need attention to the front.
 func worstFirst[S any](of func(S) state) func([]S) []S {
 	return func(all []S) []S {
 		return slices.SortedStableFunc(slices.Values(all), func(a, b S) int { return cmp.Compare(of(b).Severity, of(a).Severity) })

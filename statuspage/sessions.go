@@ -8,8 +8,8 @@ import (
 )
 
 // Sessions serves the status of this process's sessions of package claims, as [Handler] does for
-// coordinators: a page, or a JSON array of [claims.Status]. A session is a [*claims.Session];
-// one that is nil is left out.
+// coordinators: a page, or a JSON array of [claims.Status]. A session is a [*claims.Session]; a nil
+// session is left out.
 func Sessions(sessions ...interface{ Status() claims.Status }) http.Handler {
 	return handler(statusesOf(sessions), sessionsPage)
 }

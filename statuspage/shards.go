@@ -8,8 +8,8 @@ import (
 )
 
 // Shards serves the status of this process as a member of sets of shards, as [Handler] does for
-// coordinators: a page, or a JSON array of [shards.Status]. A member is a [*shards.Member]; one
-// that is nil is left out.
+// coordinators: a page, or a JSON array of [shards.Status]. A member is a [*shards.Member]; a nil
+// member is left out.
 func Shards(members ...interface{ Status() shards.Status }) http.Handler {
 	return handler(statusesOf(members), shardsPage)
 }

@@ -63,7 +63,7 @@ func TestTheStatusPageShowsShards(t *testing.T) {
 	})
 }
 
-// part is one with the status that a test gives it.
+// part is a member with the status that a test gives it.
 type part shards.Status
 
 func (p part) Status() shards.Status { return shards.Status(p) }

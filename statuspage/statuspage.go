@@ -17,21 +17,21 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// Handler serves the status of coordinators. Browsers get a page, which reloads itself
-// every five seconds and needs no script. All other clients, and those that add
-// "?format=json", get a JSON array of [tenure.Status]. With "?lease=type/id" it is only
-// about that lease. A coordinator that is nil is left out. It answers GET and HEAD, and never
-// queries the store. It is safe for concurrent use.
+// Handler serves the status of coordinators. Browsers get a page, which reloads itself every five
+// seconds and needs no script. All other clients, and all requests with "?format=json", get a JSON
+// array of [tenure.Status]. "?lease=type/id" limits either to that lease. A nil coordinator is left
+// out. The handler answers GET and HEAD, and never queries the store. It is safe for concurrent
+// use.
 //
-// It has no access control, and shows the store's errors and the holders' labels, so make
-// it reachable only by operators.
+// It has no access control, and shows the store's errors and the holders' labels, so make it
+// reachable only for operators.
 func Handler(coordinators ...*tenure.Coordinator) http.Handler {
 	coordinators = slices.Clone(coordinators)
 	return HandlerFor(func() []*tenure.Coordinator { return coordinators })
 }
 
-// HandlerFor is [Handler] for a program whose coordinators change while it runs. It calls the
-// func for each request, possibly for several at once, and doesn't change the slice.
+// HandlerFor is [Handler] for a program whose coordinators change while it runs. It calls the func
+// for each request, possibly for several at once, and does not modify the slice.
 func HandlerFor(coordinators func() []*tenure.Coordinator) http.Handler {
 	if coordinators == nil {
 		return Handler()
@@ -50,7 +50,7 @@ func HandlerFor(coordinators func() []*tenure.Coordinator) http.Handler {
 	}, leasesPage)
 }
 
-// statusesOf returns a func that asks for the status of all that are not nil.
+// statusesOf returns a func that returns the statuses of all elements that are not nil.
 func statusesOf[S any](all []interface{ Status() S }) func(*http.Request) []S {
 	all = slices.DeleteFunc(slices.Clone(all), func(one interface{ Status() S }) bool { return objects.IsNil(one) })
 	return func(*http.Request) []S {

@@ -259,7 +259,7 @@ func TestTheStatusPageShowsAJobThatFails(t *testing.T) {
 	})
 }
 
-// Such a program adds leases while it runs.
+// A program with many leases adds leases while it runs.
 func TestTheStatusPageOfManyLeasesIsATableWithTheWorstFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var coordinators []*tenure.Coordinator

@@ -22,16 +22,16 @@ type Feeds struct {
 	logger *slog.Logger
 
 	mu     sync.Mutex
-	feeds  map[tenure.Key]*feed // that have subscriptions
+	feeds  map[tenure.Key]*feed // of the objects with subscriptions
 	closed context.Context      // done when the feeds are closed
 	close  context.CancelFunc
 	ends   sync.WaitGroup // of the feeds' goroutines
 }
 
-// NewFeeds returns feeds that call follow for each object with a subscription. Follow calls tell
-// with the object's state once it is certain that every later change will arrive, and again at each
-// change. It returns when its context is done, or when it has lost track; then it is called again
-// after a pause.
+// NewFeeds returns feeds that call follow for each object with a subscription. follow must call
+// tell with the object's state once it is certain that every later change will arrive, and again at
+// each change. It must return when its context is done, or when it has lost track; then it is
+// called again after a pause.
 func NewFeeds(follow func(ctx context.Context, key tenure.Key, tell func(tenure.Change)) error, logger *slog.Logger) *Feeds {
 	f := &Feeds{follow: follow, logger: logger, feeds: make(map[tenure.Key]*feed)}
 	f.closed, f.close = context.WithCancel(context.Background())
@@ -95,7 +95,7 @@ func (f *feed) run(ctx context.Context) {
 	}
 }
 
-// set records a change, or that none will arrive, and wakes the subscribers. It reports whether
+// set records a change, or that no changes arrive, and wakes the subscribers. It reports whether
 // the feed was live.
 func (f *feed) set(live bool, last tenure.Change) (was bool) {
 	f.mu.Lock()
@@ -117,7 +117,7 @@ func (f *feed) set(live bool, last tenure.Change) (was bool) {
 // subscription is one subscription to one object.
 type subscription struct {
 	feed *feed
-	c    chan struct{} // has room for one hint: two that have not been received become one
+	c    chan struct{} // has room for one hint: hints that have not been received become one
 }
 
 func (s *subscription) C() <-chan struct{} { return s.c }

@@ -17,7 +17,7 @@ import (
 
 var a, b = tenure.Key{Type: "widget", ID: "a"}, tenure.Key{Type: "widget", ID: "b"}
 
-// source tells of changes that a test makes, each given by its version.
+// source delivers the changes that a test makes, each given by its version.
 type source struct {
 	follows atomic.Int64 // how many funcs run
 	calls   atomic.Int64
@@ -103,7 +103,7 @@ func TestAFeedThatHasLostTrackIsNotLiveAndTriesAgain(t *testing.T) {
 		require.False(t, sub.Live())
 		<-sub.C() // its reader has to poll from now on
 
-		// It tries again after longer and longer, but soon once it was live.
+		// The pauses before it tries again grow, but are short again once it was live.
 		began := time.Now()
 		for range 20 {
 			from.breaks <- errors.New("still broken")

@@ -1,4 +1,4 @@
-// Package storekit is for authors of a [tenure.Store]: it has the code that stores for other
+// Package storekit is for authors of a [tenure.Store]. It has the code that stores for other
 // databases share. natstenure and etcdtenure are built with it, and storetest has the tests that
 // such a store must pass.
 //
@@ -28,9 +28,9 @@ import (
 // that nothing was written. After any other error the write may have happened.
 func Answered(err error) bool { return objects.Answered(err) }
 
-// OpError adds to the error of a store's method which operation failed, on what, and whether ctx
-// has ended, because some clients only report that they were interrupted. Defer it before the
-// calls that may fail. It leaves a nil error alone.
+// OpError adds to the error of a store's method the operation, its object, and whether ctx has
+// ended, because some clients only report that they were interrupted. Defer it before the calls
+// that may fail. It leaves a nil error alone.
 func OpError(ctx context.Context, err *error, op string, what any) {
 	if *err == nil {
 		return
@@ -42,18 +42,19 @@ func OpError(ctx context.Context, err *error, op string, what any) {
 	*err = fmt.Errorf("%s %v: %w", op, what, cause)
 }
 
-// NotMigrated returns the [tenure.ErrSetup] of a call that needs what Migrate creates. The cause
-// says what is missing. The command tenure recognises the error, and tells the user to migrate.
+// NotMigrated returns the [tenure.ErrSetup] of a call that needs something that Migrate creates.
+// The cause says what is missing. The command tenure recognises the error, and tells the user to
+// migrate.
 func NotMigrated(cause error) error { return &objects.NoTable{Cause: cause} }
 
-// CheckList refuses arguments with which no store can list objects.
+// CheckList refuses arguments that no store can list objects with.
 func CheckList(objectType, after string, limit int) error {
 	return objects.ValidList(objectType, after, limit)
 }
 
 // FenceTerm returns the term by which to fence a store that knows only terms, or nil for the term
 // of a single replica, which has no lease to lose. It refuses any other guard, and every guard if
-// the store is fenced already, by the term had.
+// the store is fenced already, which it is if had is not nil.
 func FenceTerm(had *tenure.Term, guard tenure.Guard) (*tenure.Term, error) {
 	term, ok := guard.(*tenure.Term)
 	switch {
@@ -69,8 +70,8 @@ func FenceTerm(had *tenure.Term, guard tenure.Guard) (*tenure.Term, error) {
 	return term, nil
 }
 
-// CheckFenced refuses a write to the lease's own object if the write is fenced by the lease's
-// term. A nil term stands for no fence.
+// CheckFenced refuses a write to the lease's own object if the write is fenced by the lease's term.
+// A nil term means no fence.
 func CheckFenced(term *tenure.Term, key tenure.Key) error {
 	if term != nil && term.Key() == key {
 		return fmt.Errorf("%w: the lease's own object can't be written through its fence", tenure.ErrInvalid)

@@ -27,7 +27,7 @@ type URL struct {
 var hostAndPort = regexp.MustCompile(`^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?$`)
 
 // ParseURL parses a URL that has one of the schemes, and no parameters but the given ones. Its
-// errors are [tenure.ErrInvalid], and quote nothing that could be a part of a password.
+// errors are [tenure.ErrInvalid], and quote nothing that could be part of a password.
 func ParseURL(text string, schemes, parameters []string) (URL, error) {
 	u := URL{Parameters: make(map[string]string)}
 	invalid := func(format string, args ...any) (URL, error) {
@@ -77,10 +77,10 @@ func ParseURL(text string, schemes, parameters []string) (URL, error) {
 	return u, nil
 }
 
-// TLS returns a config with what the parameters ca, cert and key name: PEM files with the
-// authority that has signed the servers' certificates, if the system does not know it, and with
-// the certificate and key of this client, which are read again for each connection. It returns
-// nil if there are no such parameters, and [tenure.ErrInvalid] if a file does not fit.
+// TLS returns a config from the PEM files that the parameters ca, cert and key name. ca has the
+// authority that signed the servers' certificates, if the system does not know it; cert and key
+// have the certificate and key of this client, which are read again for each connection. TLS
+// returns nil if there are no such parameters, and [tenure.ErrInvalid] if a file is unsuitable.
 func (u URL) TLS() (*tls.Config, error) {
 	ca, cert, key := u.Parameters["ca"], u.Parameters["cert"], u.Parameters["key"]
 	if ca == "" && cert == "" && key == "" {

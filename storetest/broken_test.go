@@ -82,7 +82,7 @@ type brokenWatch struct {
 func (w *brokenWatch) C() <-chan struct{} { return w.c }
 func (w *brokenWatch) Stop()              { w.stop() }
 
-// brokenChanges tells what is in a Mem whenever it is asked, falsified by a func.
+// brokenChanges reports the present state of a Mem, falsified by a func.
 type brokenChanges struct {
 	tenure.Subscription
 	mem    *storetest.Mem
@@ -98,7 +98,7 @@ func (w *brokenChanges) Last() (tenure.Change, bool) {
 	return change, true
 }
 
-// behindFence replaces the fenced store's DeleteAndWake.
+// behindFence replaces DeleteAndWake of the fenced store.
 func (b *broken) behindFence(wake func(term *tenure.Term, fenced tenure.Store) func(context.Context, tenure.Key, int64) error) {
 	b.fence = func(guard tenure.Guard) (tenure.Store, error) {
 		term, _ := guard.(*tenure.Term)
@@ -217,7 +217,7 @@ func readThenWrite(b *broken) {
 	}
 }
 
-// restart forgets the version when the object is deleted, as plain DELETE and INSERT do.
+// restart forgets an object's version when the object is deleted, as plain DELETE and INSERT do.
 func restart(b *broken) {
 	fresh := func() *storetest.Mem {
 		mem := storetest.NewMem()
@@ -280,7 +280,8 @@ func ignoreContext(b *broken) {
 	}
 }
 
-// withLineages makes the Mem a Lineaged one, and lets falsify write: plain is the condition without a server.
+// withLineages makes the Mem a Lineaged store whose writes go through falsify; plain is the condition without
+// a server.
 func withLineages(b *broken, falsify func(obj tenure.Object, cond, plain tenure.WriteCondition) (tenure.Object, error)) {
 	b.Lineages = true
 	b.put = func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {

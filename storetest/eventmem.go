@@ -20,7 +20,7 @@ type EventMem struct {
 	fenced tenure.Store // mem, or a fenced store over it
 }
 
-// events is the newest change of each object, as the watches know it.
+// events has the newest change of each object, as the watches know it.
 type events struct {
 	mu   sync.Mutex // locked after mem.mu
 	live bool
@@ -35,8 +35,8 @@ func NewEventMem() *EventMem {
 	return m
 }
 
-// SetLive says whether changes arrive at the watches from now on, as after a connection is
-// lost and made again.
+// SetLive says whether changes arrive at the watches from now on. A test calls it as if a
+// connection were lost and made again.
 func (m *EventMem) SetLive(live bool) {
 	m.mem.mu.Lock()
 	m.events.mu.Lock()
@@ -110,7 +110,7 @@ func (m *EventMem) Fence(guard tenure.Guard) (tenure.Store, error) {
 	return &EventMem{mem: m.mem, events: m.events, fenced: fenced}, nil
 }
 
-// Watch watches an object; it is live at once unless SetLive has ended that.
+// Watch watches an object. The subscription is live at once, unless SetLive(false) was called.
 func (m *EventMem) Watch(key tenure.Key) tenure.Subscription {
 	m.mem.mu.Lock()
 	defer m.mem.mu.Unlock()

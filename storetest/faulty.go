@@ -28,10 +28,9 @@ type Call struct {
 	Version   int64                 // set for a delete
 }
 
-// Hook is called instead of the store for each call. It decides what happens to the
-// call and returns the error that the caller gets; do passes the call on to
-// the store and returns the store's error. If the hook returns nil, the
-// caller gets the store's answer, error or not.
+// Hook is called in place of the store for each call. It decides what happens to the call, and
+// returns the error that the caller gets. do passes the call on to the store and returns the
+// store's error. If the hook returns nil, the caller gets the store's answer, error or not.
 //
 //	return do(ctx)                                    // no fault
 //	return errors.New("connection refused")           // the request was lost
@@ -46,8 +45,8 @@ type Call struct {
 // use: it is called by every goroutine that uses the store.
 type Hook func(ctx context.Context, call Call, do func(context.Context) error) error
 
-// FaultyStore is a store whose calls go through a [Hook], so that a test can delay
-// them, make them fail or let them hang. It is safe for concurrent use.
+// FaultyStore is a store whose calls go through a [Hook], so that a test can delay calls, make them
+// fail or let them hang. It is safe for concurrent use.
 type FaultyStore struct {
 	store tenure.Store
 	hook  *atomic.Pointer[Hook] // shared with the fenced stores made from this one

@@ -56,7 +56,7 @@ func within[T any](ctx context.Context, f *FaultyStore, limit time.Duration, cal
 	return through(ctx, f, call, send)
 }
 
-// faultyOwners sends what both kinds of tables have through the hook.
+// faultyOwners sends the statements that both kinds of tables have through the hook.
 type faultyOwners struct {
 	f      *FaultyStore
 	prefix string // of the ops
@@ -239,7 +239,7 @@ func (r faultyRows) End(ctx context.Context, how objects.Ending, claims []object
 	})
 }
 
-// EndStatement sends no statement of its own, so no hook.
+// EndStatement sends no statement of its own, so it calls no hook.
 func (r faultyRows) EndStatement(claim objects.Claim) (query string, args []any, err error) {
 	return r.table.EndStatement(claim)
 }
@@ -255,7 +255,7 @@ func idsOf(claims []objects.Claim) (ids []string) {
 	return ids
 }
 
-// outcome is that of a transaction in which rows are finished.
+// outcome is the result of a transaction in which rows are finished.
 type outcome struct {
 	lost  []objects.Claim
 	fnErr error

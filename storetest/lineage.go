@@ -11,10 +11,10 @@ import (
 	"github.com/tenurelib/tenure/internal/wake"
 )
 
-// lineage is where a [Mem] is, in the history of its database.
+// lineage is the place of a [Mem] in the history of its database.
 type lineage struct {
 	server   string
-	mark     string    // empty: nobody has looked since the fork
+	mark     string    // empty: no store has looked since the fork
 	markedAt time.Time // zero: nothing can have been lost
 }
 
@@ -41,9 +41,10 @@ func (m *Mem) Lineage(ctx context.Context) (tenure.Lineage, error) {
 	return is, nil
 }
 
-// Fork returns a store with what this one has now, in another lineage: a standby that has received
-// no more than this, and is promoted when it is first used. What this store gets afterwards is lost
-// to those who move to the other one, which they may do one by one.
+// Fork returns a store with the present content of this one, in another lineage. It is like a
+// standby that has received no more than that, and is promoted when it is first used. What is
+// written to this store afterwards is lost to processes that move to the other one, which they may
+// do one by one.
 func (m *Mem) Fork() *Mem {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -51,7 +52,7 @@ func (m *Mem) Fork() *Mem {
 	return &Mem{Now: m.Now, Single: m.Single, Lineages: true, memory: forked}
 }
 
-// Restart makes the server another one, of the same lineage.
+// Restart makes the server a different one in the same lineage.
 func (m *Mem) Restart() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -28,21 +28,21 @@ type Mem struct {
 	// Single is what SingleReplica returns. Set it before the first use.
 	Single bool
 
-	// Lineages makes the store one whose history can be cut off, by [Mem.Fork]. Set it before the
-	// first use.
+	// Lineages makes the store lose writes in a failover, see [Mem.Fork]. Set it before the first
+	// use.
 	Lineages bool
 
 	*memory
 	term *tenure.Term // whose fence the writes have to pass; nil: none
 }
 
-// memory is what a store and the fenced stores made from it have in common.
+// memory is shared by a store and the fenced stores made from it.
 type memory struct {
 	watches *wake.Hub[tenure.Key]
 
 	mu      sync.Mutex
 	objects map[tenure.Key]tenure.Object
-	version int64 // the last one assigned to any object, deleted ones included
+	version int64 // the last one assigned to any object, including deleted ones
 
 	lineage lineage
 

@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	// becomesLive is how long a watch may take to become live; a store that listens
-	// on a connection of its own has to open that first.
+	// becomesLive is how long a watch may take to become live. A store that listens on a connection
+	// of its own has to open the connection first.
 	becomesLive = 5 * time.Second
 
 	// wakesWithin is how long a hint may take on a busy machine.
 	wakesWithin = 10 * time.Second
 )
 
-// watcher is a store under test that is also a Watcher, and a Notifier or one whose
-// subscriptions tell of every change.
+// watcher is a store under test that is also a Watcher, and either a Notifier or a store whose
+// subscriptions deliver every change.
 type watcher struct {
 	*watched
 	tenure.Watcher
@@ -53,13 +53,13 @@ func (w watcher) DeleteAndWake(ctx context.Context, key tenure.Key, version int6
 	return w.DeleteIf(ctx, key, version)
 }
 
-// changes watches a key until the test ends, and fails the test if the watch does not tell
-// of changes.
+// changes watches a key until the test ends, and fails the test if the watch does not deliver
+// changes.
 func (w watcher) changes(t *testing.T, key tenure.Key) tenure.ChangeSubscription {
 	t.Helper()
 	watch, ok := w.begun(t, key).(tenure.ChangeSubscription)
 	if !ok {
-		t.Fatalf("%T is a tenure.Watcher and no tenure.Notifier, and its watches are no tenure.ChangeSubscription: nothing wakes them", w.Store)
+		t.Fatalf("%T is a tenure.Watcher but not a tenure.Notifier, and its watches are not tenure.ChangeSubscriptions: nothing wakes them", w.Store)
 	}
 	return watch
 }
@@ -198,7 +198,7 @@ func changesArrive(t *testing.T, store *watched) {
 	began := time.Now()
 	w := watching(t, store)
 	if _, ok := w.begun(t, widget("a")).(tenure.ChangeSubscription); !ok {
-		t.Skipf("the watches of %T are no tenure.ChangeSubscription", store.Store)
+		t.Skipf("the watches of %T are not tenure.ChangeSubscriptions", store.Store)
 	}
 	arrives := func(what string, watch tenure.ChangeSubscription, key tenure.Key, after time.Time) {
 		t.Helper()
@@ -220,7 +220,7 @@ func changesArrive(t *testing.T, store *watched) {
 			select {
 			case <-watch.C():
 			case <-end:
-				t.Fatalf("%s, %s: the watch has not told of it within %v; it is live: %v; it tells of version %d, deleted %v, any %v", what, key, wakesWithin, watch.Live(), change.Object.Version, change.Deleted, ok)
+				t.Fatalf("%s, %s: the watch has not delivered the change within %v; it is live: %v; its last change has version %d, deleted %v, any %v", what, key, wakesWithin, watch.Live(), change.Object.Version, change.Deleted, ok)
 			}
 		}
 	}
@@ -245,7 +245,7 @@ func changesArrive(t *testing.T, store *watched) {
 			arrives("after a write of the same payload", watches[i], key, began)
 			objects[i] = put(t, store, tenure.Object{Key: key, Payload: fmt.Append(nil, round)}, tenure.Unconditional())
 		}
-		for i, key := range keys { // the last of some changes counts
+		for i, key := range keys { // only the last of several changes counts
 			arrives("after a write", watches[i], key, began)
 			remove(t, store, objects[i])
 			arrives("after a deletion", watches[i], key, began)
@@ -327,7 +327,7 @@ func fencedWatcher(t *testing.T, store *watched, term *tenure.Term) watcher {
 	w, ok := asWatcher(fence)
 	_, notifies := store.Store.(tenure.Notifier)
 	if _, still := fence.Store.(tenure.Notifier); !ok || notifies && !still {
-		t.Fatalf("%T is a tenure.Watcher and perhaps a tenure.Notifier, but its fenced store %T is not: deletions through it wake nobody", store.Store, fence.Store)
+		t.Fatalf("%T is a tenure.Watcher and perhaps a tenure.Notifier, but its fenced store %T is not: deletions through it wake no watch", store.Store, fence.Store)
 	}
 	return w
 }

@@ -1,6 +1,6 @@
-// Package storetest tests stores, and what is built on them. [Run] is the contract
-// of [tenure.Store] as a test suite, for authors of stores. [Mem] and [EventMem] are stores
-// in memory and [Faulty] injects faults into a store, for tests of code that uses one.
+// Package storetest tests stores and code that uses them. [Run] is the contract of [tenure.Store]
+// as a test suite, for authors of stores. [Mem] and [EventMem] are in-memory stores, and [Faulty]
+// injects faults into a store, for tests of code that uses one.
 package storetest
 
 import (
@@ -47,7 +47,7 @@ func Run(t *testing.T, newStore func(t *testing.T) tenure.Store) {
 			"Payload and labels are copied on the way in and on the way out: a caller that modifies its own copy afterwards changes nothing in the store.",
 			storedIsNobodysMemory},
 		{"a payload is kept byte for byte",
-			"A payload is 0 to MaxPayload arbitrary bytes, not text. If the server has a lower limit, it is 64 KiB or more, and what is above it fails with ErrInvalid and is not stored.",
+			"A payload is 0 to MaxPayload arbitrary bytes, not text. If the server has a lower limit, the limit is 64 KiB or more, and a larger payload fails with ErrInvalid and is not stored.",
 			payloadIsKept},
 		{"labels are kept character by character",
 			"Labels are any UTF-8 text without NUL. An object without labels may come back with a nil map or an empty one.",
@@ -106,7 +106,7 @@ func Run(t *testing.T, newStore func(t *testing.T) tenure.Store) {
 			namesThatNeverCollide},
 
 		{"a store without names refuses them",
-			"In a store that is Nameless, PutIf of an object with a name fails with errors.ErrUnsupported and changes nothing: an object under a name that others may have too would break their trust in it.",
+			"In a store that is Nameless, PutIf of an object with a name fails with errors.ErrUnsupported and changes nothing: callers trust a name to be unique.",
 			namesAreRefused},
 
 		{"a call whose context has ended returns its error",
@@ -153,7 +153,7 @@ func Run(t *testing.T, newStore func(t *testing.T) tenure.Store) {
 			fenceIsAtomic},
 
 		{"a write for another server is refused",
-			"The Lineage of a Lineaged store names the server, and a mark. A write whose condition names another server returns ErrMoved and changes nothing; one that names this server gets a version above the least that it asks for. The mark stays the same.",
+			"The Lineage of a Lineaged store names the server and has a mark. A write whose condition names another server returns ErrMoved and changes nothing; one that names this server gets a version above the least that it asks for. The mark stays the same.",
 			writeElsewhereIsRefused},
 
 		{"DeleteAndWake deletes as DeleteIf does",
@@ -166,7 +166,7 @@ func Run(t *testing.T, newStore func(t *testing.T) tenure.Store) {
 			"When Wake has returned nil, every watch of that key that was live before the call receives a hint, whether or not the object exists. An invalid key fails with ErrInvalid and wakes no watch.",
 			wakeWakes},
 		{"every change arrives at every watch of the object",
-			"The watches of a store on which every change is an event are each a ChangeSubscription. When a write or a deletion has returned nil, every watch of that key that was live before receives promptly, and Last returns what Get does, with the time of arrival; changes that were overtaken may be left out, whoever made them, through a fence too. A watch that has just become live tells of the present state.",
+			"The watches of a store on which every change is an event are each a ChangeSubscription. When a write or a deletion has returned nil, every watch of that key that was live before receives promptly, and Last returns what Get does, with the time of arrival; overtaken changes may be left out. This holds for changes by any caller, also through a fence. A watch that has just become live delivers the present state.",
 			changesArrive},
 		{"a watch may be stopped twice",
 			"Stop of a watch that has been stopped, or is being stopped, does nothing and leaves other watches alone.",

@@ -7,7 +7,7 @@ import (
 )
 
 // FencedTx runs fn in a transaction of db that ends with a fence statement. It returns fn's error
-// and the transaction's.
+// or the transaction's.
 func FencedTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions, fence string, args []any, fn func(tx *sql.Tx) error) (fnErr, err error) {
 	tx, err := db.BeginTx(ctx, opts)
 	if err != nil {

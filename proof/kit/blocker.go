@@ -7,7 +7,7 @@ import (
 )
 
 // Blocker sometimes blocks a call of a process's log or trace, for a while or for as long as the
-// process lives. Judges accept it as an excuse for nothing. A nil Blocker never blocks.
+// process lives. Judges do not accept this as an excuse. A nil Blocker never blocks.
 type Blocker struct {
 	Dice *Dice
 	TTL  time.Duration

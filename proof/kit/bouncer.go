@@ -25,9 +25,8 @@ var ErrNoBouncer = errors.New("kit: no PgBouncer on this machine: install pgboun
 // parameters such as lock_timeout, which is PgBouncer's default. Settings, such as "pool_mode = session",
 // override that.
 //
-// The program is the one that TENURE_TEST_PGBOUNCER names, the one in PATH, or the one of
-// Debian's package. If there is none, the test is skipped, or fails if
-// TENURE_REQUIRE_PGBOUNCER is 1.
+// The program comes from TENURE_TEST_PGBOUNCER, from PATH, or from Debian's package. If there is none,
+// the test is skipped, or fails if TENURE_REQUIRE_PGBOUNCER is 1.
 func StartBouncer(t testing.TB, url string, settings ...string) string {
 	t.Helper()
 	b, err := NewBouncer(url, settings...)
@@ -45,10 +44,10 @@ type Bouncer struct {
 	URL string // of the database, through it
 }
 
-// again runs a bouncer, "$0" "$@", and starts it again when it ends, as a supervisor does:
-// versions 1.18 to 1.20 exit when the request to cancel a statement comes as that ends
-// (pgbouncer/pgbouncer#801, #822). It is killed because there is nothing to save: on TERM it
-// may wait for its clients, and a background process of a shell ignores QUIT.
+// again runs a bouncer, "$0" "$@", and restarts it when it ends, as a supervisor does: versions
+// 1.18 to 1.20 exit when a request to cancel a statement arrives just as the statement ends
+// (pgbouncer/pgbouncer#801, #822). It kills the bouncer, which has nothing to save, because on TERM
+// it may wait for its clients, and a background process of a shell ignores QUIT.
 const again = `
 trap 'kill -s KILL $pid; wait $pid; exit' TERM
 while :; do

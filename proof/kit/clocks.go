@@ -41,8 +41,8 @@ func (c *StoreClock) Shifted() time.Duration {
 	return c.shift
 }
 
-// MachineClocks are the clocks of one machine. The monotonic one stands still while the
-// machine is suspended.
+// MachineClocks has the clocks of one machine. The monotonic clock stands still while the machine
+// is suspended.
 type MachineClocks struct {
 	mu     sync.Mutex
 	asleep time.Time     // when it was suspended; zero if it is awake

@@ -47,7 +47,7 @@ func OpenPostgres(t testing.TB, url string, cfg tenure.PostgresConfig) *tenure.P
 // AwaitLockWait returns when a statement in this database waits for a lock.
 func AwaitLockWait(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	Await(t, "something waits for a lock", func() bool { return LockWaits(t, pool) > 0 })
+	Await(t, "a statement waits for a lock", func() bool { return LockWaits(t, pool) > 0 })
 }
 
 // LockWaits counts the statements in this database that wait for a lock.
@@ -77,20 +77,20 @@ func OpenSQLite(t testing.TB, path string) *tenure.SQLiteStore {
 	return store
 }
 
-// Migrate makes the tables of a store.
+// Migrate creates the tables of a store.
 func Migrate(t testing.TB, store interface{ Migrate(context.Context) error }) {
 	t.Helper()
 	require.NoError(t, store.Migrate(t.Context()))
 }
 
-// MigrateClaims makes the tables of a store, and those of claims.
+// MigrateClaims creates the tables of a store, and those of claims.
 func MigrateClaims(t testing.TB, store tenure.Database) {
 	t.Helper()
 	Migrate(t, store)
 	require.NoError(t, claims.Migrate(t.Context(), store))
 }
 
-// PostgresPool opens a pool for what a test does besides the store.
+// PostgresPool opens a pool for what a test does outside the store.
 func PostgresPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), url)
@@ -153,7 +153,7 @@ func LiveWatch(t *testing.T, store tenure.Watcher, key tenure.Key) tenure.Subscr
 }
 
 // AsWorker returns the URL of a database for a role that may use the store's tables but owns
-// nothing, and a pool of the owner's.
+// nothing, and the owner's pool.
 func AsWorker(t *testing.T) (url string, owner *pgxpool.Pool) {
 	t.Helper()
 	url = PostgresURL(t)
@@ -169,8 +169,8 @@ func AsWorker(t *testing.T) (url string, owner *pgxpool.Pool) {
 	return strings.Replace(url, "postgres@", role+"@", 1), owner
 }
 
-// ForeignTable creates a table objects as another program might have done: the id alone is the
-// key, and there are columns of which the library knows nothing.
+// ForeignTable creates a table named objects as another program might have: the id alone is the
+// key, and there are columns that the library does not know.
 const ForeignTable = `
 	CREATE TABLE objects (
 		id               TEXT PRIMARY KEY,

@@ -46,7 +46,7 @@ func Scale(d time.Duration, by float64) time.Duration {
 	return time.Duration(float64(d) * by)
 }
 
-// Count adds 1 to a counter in a map, which it makes if it is nil.
+// Count adds 1 to a counter in a map, which it creates if it is nil.
 func Count(m *map[string]int, what string) {
 	if *m == nil {
 		*m = make(map[string]int)
@@ -54,7 +54,7 @@ func Count(m *map[string]int, what string) {
 	(*m)[what]++
 }
 
-// MergeCounts adds all counters of from to those of another map, which it makes if it is nil.
+// MergeCounts adds all counters of from to those of another map, which it creates if it is nil.
 func MergeCounts(to *map[string]int, from map[string]int) {
 	if *to == nil {
 		*to = make(map[string]int)

@@ -10,7 +10,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// ErrReset is what a caller gets whose request or answer was lost.
+// ErrReset is the error of a call whose request or answer was lost.
 var ErrReset = errors.New("connection reset by peer")
 
 var errRefused = errors.New("connection refused")
@@ -76,8 +76,8 @@ type Calls struct {
 	counts map[string]int
 }
 
-// Count returns a hook that counts each call under a prefix and the name of its operation, and
-// then passes it to next. A nil next lets it through.
+// Count returns a hook that counts each call under a prefix and the name of its operation, and then
+// passes it to next. A nil next lets the call through.
 func (c *Calls) Count(prefix string, next storetest.Hook) storetest.Hook {
 	return func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 		c.mu.Lock()

@@ -119,11 +119,11 @@ var TxEndings = []string{
 	"COMMIT; BEGIN; SAVEPOINT own", "ROLLBACK; BEGIN; SAVEPOINT own; RELEASE own",
 }
 
-// HarmlessSQL are statements on savepoints of a func's own, which it may send.
+// HarmlessSQL has statements on a func's own savepoints, which it may send.
 var HarmlessSQL = []string{"SAVEPOINT own; ROLLBACK TO own", "SAVEPOINT own; RELEASE own"}
 
-// RunFenceEndings checks that a func in a transaction of [tenure.FencedTx] gets an error if it
-// ends the transaction by SQL and goes on to write.
+// RunFenceEndings checks that a func in a transaction of [tenure.FencedTx] gets an error if it ends
+// the transaction by SQL and keeps writing.
 func RunFenceEndings(t *testing.T, store tenure.SQLStore, db *sql.DB, insert string) {
 	t.Helper()
 	lease := NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "endings"}, Holder: "holder"})

@@ -14,7 +14,7 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// OwnTables are the tables that MigrateClaims creates.
+// OwnTables has the tables that MigrateClaims creates.
 var OwnTables = []string{"objects", "objects_tombstones", "objects_claims", "objects_requests"}
 
 // Hidden is a database in which older copies of tables can hide the real ones from a session.
@@ -26,11 +26,11 @@ type Hidden struct {
 	tables []string
 	schema string // where the real tables are
 	copies string // the prefix of a copy's name
-	hide   string // the statement by which {copy} hides {table}
+	hide   string // the statement that makes {copy} hide {table}
 }
 
-// EachHiding runs a test for each way in which a table may be hidden from a session. Tables of the
-// store exist already.
+// EachHiding runs a test for each way in which a table may be hidden from a session. The store's
+// tables exist already.
 func EachHiding(t *testing.T, tables []string, test func(h *Hidden)) {
 	for name, hide := range map[string]string{
 		"a schema":          `SET search_path = hidden, public`,

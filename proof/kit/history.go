@@ -22,8 +22,8 @@ const (
 	ttl     = 500 * time.Millisecond // of the leases; none is ever renewed
 )
 
-// Operation is a call with its times since the history began. A write without an answer is
-// answered Never.
+// Operation is a call with its times since the history began. An unanswered write is answered at
+// Never.
 type Operation struct {
 	Caller         int
 	Call           HistoryCall
@@ -33,9 +33,9 @@ type Operation struct {
 // Never is the time of an answer that never came.
 const Never = time.Duration(math.MaxInt64)
 
-// History is what some callers have sent to their stores, and what was answered. [HistoryStep]
-// tells a checker of linearizability which histories a store may have given. The checker itself
-// belongs to the tests, so that the library's module does not require one.
+// History is what some callers have sent to their stores, and the answers. [HistoryStep] tells a
+// linearizability checker which histories are possible. The checker itself belongs to the tests, so
+// that the library's module does not require one.
 type History struct {
 	began     time.Time
 	mu        sync.Mutex
@@ -53,7 +53,7 @@ func (l *History) Histories() [HistoryPairs][]Operation {
 	return l.histories
 }
 
-// Tell logs how many calls each history has, and what became of them.
+// Tell logs how many calls each history has, and what became of the calls.
 func (l *History) Tell(t testing.TB) {
 	t.Helper()
 	for pair, history := range l.Histories() {
@@ -106,8 +106,8 @@ func (l *History) Use(ctx context.Context, caller int, store FencingStore) {
 	}
 }
 
-// client is a caller of one pair. It writes the object both unfenced and, while it believes that
-// its term stands, fenced.
+// client is a caller of one pair. It writes the object both unfenced and, while it trusts its term,
+// fenced.
 type client struct {
 	recorder
 	store  FencingStore
@@ -212,7 +212,7 @@ func (r *recorder) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Wri
 	if cond != tenure.IfAbsent() {
 		version, ok := r.versions[cond]
 		if !ok {
-			panic(fmt.Sprintf("a condition on what was never seen: %v", cond))
+			panic(fmt.Sprintf("a condition on a version that was never seen: %v", cond))
 		}
 		call.Do, call.Version = "replace", version
 	}
@@ -229,8 +229,8 @@ func (r *recorder) DeleteIf(ctx context.Context, key tenure.Key, version int64) 
 	return err
 }
 
-// WithoutUnread returns a history without the puts that were not answered and whose value nobody
-// has read. They may never have taken effect, and many of them make a checker slow.
+// WithoutUnread returns a history without the puts that were not answered and whose value was never
+// read. They may never have taken effect, and many of them make a checker slow.
 func WithoutUnread(history []Operation) (traced []Operation) {
 	read := make(map[string]bool)
 	for _, op := range history {

@@ -26,7 +26,7 @@ func (e HistoryExample) History() (all []Operation) {
 	return all
 }
 
-// HistoryExamples returns histories with which a test shows that its checker works.
+// HistoryExamples returns histories that a test uses to show that its checker works.
 func HistoryExamples() map[string]HistoryExample {
 	wrote := func(do string, expects, version int64, value string) HistoryCall {
 		return HistoryCall{Do: do, Version: expects, Value: value, Read: tenure.Object{Version: version, Payload: []byte(value)}}

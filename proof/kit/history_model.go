@@ -51,7 +51,7 @@ func HistoryStep(state, _, call any) (next []any) {
 			return []any{s}
 		}
 		return nil
-	case c.Err != nil && !c.Unknown(): // a refusal for another reason says nothing of the lease
+	case c.Err != nil && !c.Unknown(): // a refusal for another reason says nothing about the lease
 		lease, stands = s.lease, true
 	case c.Unknown():
 		next = append(next, s)
@@ -69,11 +69,11 @@ func HistoryStep(state, _, call any) (next []any) {
 type object struct {
 	exists  bool
 	unsure  bool  // the write was not answered, so that only a lower bound of the version is known
-	version int64 // never goes back, also if the object is deleted
+	version int64 // never goes back, even if the object is deleted
 	value   string
 }
 
-// at returns the object at that version, and whether it can be at it.
+// at returns the object at that version, and whether it can be at that version.
 func (o object) at(version int64) (object, bool) {
 	if !o.exists || !o.unsure {
 		return o, o.exists && o.version == version

@@ -9,7 +9,7 @@ import (
 )
 
 // OnlyPublicImports checks that the module of the calling test imports only public packages of the
-// root module, and this one at most in its tests. A program may choose a newer version of the root
+// root module, and this package only in its tests. A program may choose a newer version of the root
 // module than the one that the calling module was tested with, and only public packages keep their
 // promises from one version to the next.
 func OnlyPublicImports(t *testing.T) {

@@ -26,7 +26,7 @@ func (l *JobLog) Say(format string, args ...any) {
 	l.lines = append(l.lines, fmt.Sprintf("%v ", time.Since(l.began).Round(time.Millisecond))+fmt.Sprintf(format, args...))
 }
 
-// Run is a job of that replica that runs until its context ends.
+// Run is a job of the named replica that runs until its context ends.
 func (l *JobLog) Run(ctx context.Context, name string) {
 	l.Begin(name)
 	<-ctx.Done()
@@ -44,7 +44,7 @@ func (l *JobLog) Begin(name string) {
 	l.running = name
 }
 
-// End notes that it ends.
+// End notes that the job of a replica ends.
 func (l *JobLog) End(name string, why error) {
 	l.mu.Lock()
 	l.running = ""

@@ -17,9 +17,9 @@ import (
 // Patience is how long to wait for something that takes milliseconds on an idle machine.
 const Patience = time.Minute
 
-// UntilEnough runs a stress test in rounds until enough has happened to prove anything. A busy
-// machine may be too slow for the pace of a round, so each round is slower than the one before: it
-// multiplies its TTLs and the like by slower. A round must end with its context.
+// UntilEnough runs a stress test in rounds until enough has happened to prove something. A busy
+// machine may be too slow for the pace of a round, so each round is slower than the one before: a
+// round multiplies its TTLs and other durations by slower. A round must end with its context.
 func UntilEnough(t *testing.T, length time.Duration, round func(ctx context.Context, slower time.Duration), enough func() bool) {
 	t.Helper()
 	const longest = 5 * time.Minute
@@ -32,7 +32,7 @@ func UntilEnough(t *testing.T, length time.Duration, round func(ctx context.Cont
 			return
 		}
 		if time.Since(began) > longest {
-			t.Fatal("too little happened to prove anything")
+			t.Fatal("too little has happened to prove anything")
 		}
 		t.Logf("too little has happened so far, at a pace of 1/%d", slower)
 	}

@@ -76,8 +76,8 @@ func RemoveRecord(t testing.TB, store tenure.Store) {
 	require.NoError(t, store.DeleteIf(context.Background(), LeaseKey, Get(t, store, LeaseKey).Version))
 }
 
-// WantLost fails unless the term is over because it was lost to that holder, or to nobody if to
-// is empty.
+// WantLost fails unless the term is over because it was lost to the holder to, or to no holder if
+// to is empty.
 func WantLost(t testing.TB, err error, term *tenure.Term, to string) {
 	t.Helper()
 	var lost *tenure.LostError
@@ -88,7 +88,7 @@ func WantLost(t testing.TB, err error, term *tenure.Term, to string) {
 		got = lost.To.Holder
 	}
 	require.Equal(t, to, got, err)
-	require.False(t, term.Valid(), "a term that is lost is valid")
+	require.False(t, term.Valid(), "a lost term is valid")
 }
 
 // WantErr fails unless err is want. A nil want means no error.
@@ -102,8 +102,8 @@ func WantErr(t testing.TB, err, want error) {
 // Bare hides all optional capabilities of a store.
 func Bare(store tenure.Store) tenure.Store { return struct{ tenure.Store }{store} }
 
-// BlockedLog returns a log handler that blocks until release is closed, like a pipe that nobody
-// reads.
+// BlockedLog returns a log handler that blocks until release is closed, like a pipe without a
+// reader.
 func BlockedLog(release <-chan struct{}) slog.Handler { return blockedLog(release) }
 
 type blockedLog <-chan struct{}

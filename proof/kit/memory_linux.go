@@ -2,7 +2,7 @@ package kit
 
 import "syscall"
 
-// MemoryDir returns a directory in memory with room for servers, or "" if there is none. To sync
+// MemoryDir returns a directory in memory with room for servers, or "" if there is none. Syncing
 // costs nothing there.
 func MemoryDir() string {
 	const dir, enough = "/dev/shm", 4 << 30

@@ -2,5 +2,5 @@
 
 package kit
 
-// MemoryDir returns "": there is no such directory that is known.
+// MemoryDir returns "", because no such directory is known here.
 func MemoryDir() string { return "" }

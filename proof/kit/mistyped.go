@@ -28,9 +28,9 @@ var without = []string{
 }
 
 // MistypedURLs yields URLs of all kinds with one mistake each: a character that is missing,
-// doubled, swapped with the next one, written as %XX, or one too many. All contain a password.
-// It leaves out a token that has become a host name, and a password that has become the end of a
-// user name, because no program can tell.
+// doubled, swapped with the next one, written as %XX, or superfluous. All contain a password. It
+// leaves out a token that has become a host name, and a password that has become the end of a user
+// name, because no program can detect these.
 func MistypedURLs() iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, url := range without {

@@ -24,7 +24,7 @@ func PauseProcess(t testing.TB, child *os.Process) {
 	require.True(t, status.Stopped(), "it has ended")
 }
 
-// ResumeProcess lets a paused child go on.
+// ResumeProcess resumes a paused child.
 func ResumeProcess(t testing.TB, child *os.Process) {
 	t.Helper()
 	require.NoError(t, child.Signal(syscall.SIGCONT))

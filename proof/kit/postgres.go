@@ -23,8 +23,8 @@ var shared struct {
 // exits. It is the body of TestMain. The clusters end with the process in any case, but only
 // Main waits for them.
 //
-// The last lines of the output are the commands that repeat the simulations that have failed:
-// where only the end of a long output is kept, the seed must be in it.
+// The last lines of the output are the commands that repeat the failed simulations, so that the
+// seed is kept even where only the end of a long output is.
 func Main(m interface{ Run() int }) {
 	code := m.Run()
 	if shared.server != nil {

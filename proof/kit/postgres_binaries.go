@@ -18,8 +18,8 @@ import (
 
 var errNoPostgres = errors.New("kit: no PostgreSQL on this machine: install PostgreSQL or set TENURE_TEST_POSTGRES to its bin directory")
 
-// installed are the directories where packages put initdb and postgres, mostly outside of PATH.
-// A * stands for a version.
+// installed has the directories where packages put initdb and postgres, mostly outside of PATH. A *
+// stands for a version.
 var installed = []string{
 	"/usr/lib/postgresql/*/bin",                          // Debian, Ubuntu
 	"/usr/pgsql-*/bin",                                   // the PostgreSQL project's own RPMs
@@ -64,9 +64,9 @@ func packaged() (all []string) {
 	return all
 }
 
-// OnEachPostgres runs the tests of this package that a regexp names once more on each other version of PostgreSQL
-// that is found: those in the other directories that TENURE_TEST_POSTGRES names, and those of packages. For
-// that it runs this very program again.
+// OnEachPostgres runs the tests of this package that a regexp matches once more on every other version of
+// PostgreSQL that is found: in the other directories that TENURE_TEST_POSTGRES names, and in those of packages.
+// It does so by running this program again.
 func OnEachPostgres(t *testing.T, run string) {
 	dir, err := binaries()
 	skipOrFail(t, err)

@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// OnDisk is the setting of a server whose commits take the time that a disk takes. All others are in
+// OnDisk is the setting of a server whose commits wait for the disk. All other servers are in
 // memory, if there is enough.
 const OnDisk = "fsync=on"
 
@@ -74,7 +74,7 @@ func (s *PostgresServer) Standby() (*PostgresServer, error) {
 	})
 }
 
-// CatchUp waits until a standby has replayed all that its primary has.
+// CatchUp waits until a standby has replayed everything that its primary has.
 func (s *PostgresServer) CatchUp(ctx context.Context, primary *PostgresServer) error {
 	conn, err := pgx.Connect(ctx, primary.URL())
 	if err != nil {
@@ -88,7 +88,7 @@ func (s *PostgresServer) CatchUp(ctx context.Context, primary *PostgresServer) e
 	return s.await(ctx, `SELECT coalesce(pg_last_wal_replay_lsn() >= $1::text::pg_lsn, false)`, is)
 }
 
-// CutOff makes a standby receive nothing any more: if it is promoted, what its primary gets from now on is lost.
+// CutOff stops a standby from receiving anything: if it is promoted, what its primary gets from now on is lost.
 func (s *PostgresServer) CutOff(ctx context.Context) error {
 	if err := errors.Join(s.exec(`ALTER SYSTEM SET primary_conninfo = ''`), s.exec(`SELECT pg_reload_conf()`)); err != nil {
 		return err
@@ -114,23 +114,23 @@ func (s *PostgresServer) await(ctx context.Context, sql string, args ...any) err
 	}
 }
 
-// Rewind makes the data of a server that is stopped what they were when its history and that of another parted,
-// and what the other has made of them since. It needs pg_rewind, and this server wal_log_hints on, also in its
+// Rewind resets the data of a stopped server to the point where its history parted from the other server's, and
+// adds what the other has done since. It needs pg_rewind, and wal_log_hints on in this server, including its
 // configuration file.
 func (s *PostgresServer) Rewind(to *PostgresServer) error {
-	if err := to.exec("CHECKPOINT"); err != nil { // before, the other's timeline shows as the one of before its promotion
+	if err := to.exec("CHECKPOINT"); err != nil { // before that, the other still shows its timeline from before the promotion
 		return err
 	}
 	return s.do(filepath.Join(s.bin, "pg_rewind"), "--no-sync", "-D", s.data(), "--source-server="+to.URL())
 }
 
-// Follow makes a server that is stopped a standby of another when it is started.
+// Follow makes a stopped server start as a standby of another.
 func (s *PostgresServer) Follow(primary *PostgresServer) error {
 	const conf = `: >"$1/standby.signal" && printf "primary_conninfo = '%s'\n" "$2" >>"$1/postgresql.auto.conf"`
 	return s.do("sh", "-c", conf, "sh", s.data(), primary.URL())
 }
 
-// do runs a program to its end, as the user of the server.
+// do runs a program to completion, as the server's user.
 func (s *PostgresServer) do(program string, args ...string) error {
 	if out, err := s.command(program, args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w\n%s", program, err, out)
@@ -138,7 +138,7 @@ func (s *PostgresServer) do(program string, args ...string) error {
 	return nil
 }
 
-// newServer lets a func create the data of a server, which it then starts.
+// newServer calls create to make the data of a server, and then starts the server.
 func newServer(bin string, settings []string, create func(*PostgresServer) error) (*PostgresServer, error) {
 	port, err := FreePort()
 	if err != nil {
@@ -182,7 +182,7 @@ func (s *PostgresServer) Start() error {
 	return s.start(s.URL(), "QUIT", filepath.Join(s.bin, "postgres"), args...)
 }
 
-// PID returns the ID of the server's first process, whose children the others are.
+// PID returns the ID of the server's first process, the parent of the others.
 func (s *PostgresServer) PID() (int, error) {
 	file, err := os.ReadFile(filepath.Join(s.data(), "postmaster.pid"))
 	if err != nil {
@@ -192,9 +192,8 @@ func (s *PostgresServer) PID() (int, error) {
 	return strconv.Atoi(first)
 }
 
-// Stop ends the server and returns when all of its processes are gone. "fast" rolls back
-// open transactions and shuts down; "immediate" simulates a crash; "kill" kills the first process, for want of which
-// the others end.
+// Stop ends the server and returns when all of its processes are gone. "fast" rolls back open transactions and shuts
+// down; "immediate" simulates a crash; "kill" kills the first process, and then the others end by themselves.
 func (s *PostgresServer) Stop(mode string) error {
 	signal, ok := map[string]string{"fast": "INT", "immediate": "QUIT", "kill": "KILL"}[mode]
 	if !ok {

@@ -50,9 +50,9 @@ func (p *process) command(program string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// mind runs a server, "$@", until it reads the signal with which to end it. At the end of its
-// input the test process is gone, so the shell ends the server with the signal $last and removes
-// the directory. Only the server keeps the shell's output open.
+// mind runs a server, "$@", until it reads the signal that ends it. If its input ends, the test
+// process is gone, so the shell ends the server with the signal $last and removes the directory.
+// Only the server keeps the shell's output open.
 const mind = `
 dir=$1 last=$2
 shift 2
@@ -68,7 +68,7 @@ else
 fi
 `
 
-// start runs a program that serves PostgreSQL's protocol at that URL, and returns when it
+// start runs a program that serves PostgreSQL's protocol at the URL, and returns when the program
 // answers. If the test process ends first, the program gets the signal last.
 func (p *process) start(url, last, program string, args ...string) error {
 	if err := p.run(last, program, args...); err != nil {
@@ -139,7 +139,7 @@ func (p *process) stop(signal string) error {
 		return fmt.Errorf("kit: stop: %w", err)
 	}
 	<-p.gone
-	p.shell.Wait() // the status is that of a server that was told to end
+	p.shell.Wait() // the status does not matter: the server was told to end
 	p.shell = nil
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 // RunForcedRaces makes fenced writes while the next term begins, for several leases at once, with
 // two stores for each lease. No write may be accepted after that term has begun.
 //
-// The danger of every lease is a writer that is stopped between its check and its write.
+// The danger for every lease is a writer that is paused between its check and its write.
 func RunForcedRaces[S FencingStore](t *testing.T, leases, races int, open func(i int) S) {
 	t.Helper()
 	var accepted, refused atomic.Int32
@@ -24,7 +24,7 @@ func RunForcedRaces[S FencingStore](t *testing.T, leases, races int, open func(i
 	for lease := range leases {
 		first, second := open(2*lease), open(2*lease+1)
 		all.Go(func() {
-			var late time.Duration // the takeover's, adapted so that each side wins about as often
+			var late time.Duration // the takeover's delay, adapted so that each side wins about as often
 			for range races {
 				ok, took := race(t, first, second, fmt.Sprint("lease-", lease), late)
 				if ok {

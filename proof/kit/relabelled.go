@@ -10,9 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Relabelled returns the URL of a server that also reports a parameter when a client connects, as other servers do
-// that speak the protocol of Postgres. All else is the server at the given URL, whose clients must neither use TLS
-// nor a password.
+// Relabelled returns the URL of a server that also reports a parameter when a client connects, as other servers
+// that speak the Postgres protocol do. Otherwise it is the server at the given URL, whose clients must use neither
+// TLS nor a password.
 func Relabelled(t testing.TB, url, parameter, value string) string {
 	t.Helper()
 	u, err := neturl.Parse(url)
@@ -36,8 +36,8 @@ func Relabelled(t testing.TB, url, parameter, value string) string {
 	return u.String()
 }
 
-// relabel passes a connection on. The extra message follows the first one, which says that no password is needed; the
-// answer to a request to cancel has none.
+// relabel forwards a connection. The extra message follows the first one, which says that no password is needed; the
+// answer to a cancel request gets no extra message.
 func relabel(client net.Conn, server string, extra []byte) {
 	defer client.Close()
 	conn, err := net.Dial("tcp", server)

@@ -30,7 +30,7 @@ func RunCoordinator(t testing.TB, ctx context.Context, c *tenure.Coordinator) (s
 }
 
 // StartCoordinator runs a replica until the test ends, or until stop, which waits for it. Its job
-// is in the log, unless cfg brings one of its own.
+// is recorded in the log, unless cfg has a job.
 func StartCoordinator(t testing.TB, l *JobLog, store tenure.Store, name string, cfg tenure.CoordinatorConfig) (c *tenure.Coordinator, stop func()) {
 	t.Helper()
 	if cfg.Watch == nil && cfg.Reconcile == nil {
@@ -51,7 +51,7 @@ type FencingStore interface {
 // for concurrent use.
 type Jobs struct {
 	Running atomic.Int32
-	Most    atomic.Int32                // that ever ran at once
+	Most    atomic.Int32                // the most that ever ran at once
 	Term    atomic.Pointer[tenure.Term] // of the last one
 }
 
@@ -101,8 +101,8 @@ func Holder(replicas ...*Replica) *Replica {
 	return nil
 }
 
-// RunRestarts restarts the server of two replicas. No write that was acknowledged may be lost, no
-// token may go back, and no two jobs may run at once.
+// RunRestarts restarts the server of two replicas. No acknowledged write may be lost, no token may
+// go back, and no two jobs may run at once.
 func RunRestarts(t *testing.T, jobs *Jobs, a, b *Replica, rounds int, restart func()) {
 	t.Helper()
 	holds := func() bool { return Holder(a, b) != nil }
@@ -131,8 +131,8 @@ func RunRestarts(t *testing.T, jobs *Jobs, a, b *Replica, rounds int, restart fu
 	require.EqualValues(t, 1, jobs.Most.Load())
 }
 
-// RunCutOff cuts a process that holds a hundred leases, with the first store, off from the
-// server. Its jobs must have ended before those of the process with the second store begin.
+// RunCutOff cuts off a process that holds a hundred leases, with the first store, from the server.
+// Its jobs must have ended before those of the process with the second store begin.
 func RunCutOff(t *testing.T, first, second FencingStore, ttl time.Duration) {
 	t.Helper()
 	const leases = 100
@@ -140,7 +140,7 @@ func RunCutOff(t *testing.T, first, second FencingStore, ttl time.Duration) {
 	var works [leases]atomic.Bool // the second one's job
 	faulty := storetest.Faulty(first, nil)
 	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel() // all at once; each is waited for as the test ends
+	defer cancel() // all at once; each is awaited when the test ends
 	begin := func(store tenure.Store, holder string, i int, job func(context.Context) error) *tenure.Coordinator {
 		lease := NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}, Holder: holder, TTL: ttl})
 		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: job, Logger: Quiet})

@@ -17,7 +17,7 @@ var failed struct {
 
 // Simulate runs a simulation in a bubble, under [NoteFailure].
 func Simulate(t *testing.T, command string, run func(t *testing.T)) {
-	defer NoteFailure(t, command) // of a panic because goroutines are left behind
+	defer NoteFailure(t, command) // also notes a panic because goroutines are left behind
 	synctest.Test(t, func(t *testing.T) {
 		defer NoteFailure(t, command)
 		run(t)
@@ -46,6 +46,6 @@ func printFailed() {
 	failed.mu.Lock()
 	defer failed.mu.Unlock()
 	for _, command := range failed.commands {
-		fmt.Println("repeat it by", command)
+		fmt.Println("repeat it with", command)
 	}
 }

@@ -10,14 +10,14 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
-// The end of the output is all that is left of it where a wrapper keeps a few lines.
+// Where a wrapper keeps only a few lines of output, they are the last ones.
 func TestTheLastLineSaysHowToRepeatASimulationThatHasFailed(t *testing.T) {
 	for _, how := range []string{"fails", "panics", "leaves a goroutine behind"} {
 		run := exec.Command(os.Args[0], "-test.run=^TestASimulation$", "-test.v")
 		run.Env = append(os.Environ(), "SIMULATION="+how)
 		out, err := run.CombinedOutput()
 		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-		if last := lines[len(lines)-1]; err == nil || last != "repeat it by go test . -seed=2" {
+		if last := lines[len(lines)-1]; err == nil || last != "repeat it with go test . -seed=2" {
 			t.Errorf("the last line of one that %s: %s\n%s", how, last, out)
 		}
 	}

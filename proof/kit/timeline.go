@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Timeline keeps the last events of a simulation, to be read after a failure. Only then does it
-// format them.
+// Timeline keeps the last events of a simulation, to be read after a failure. It formats them only
+// then.
 type Timeline struct {
 	began time.Time
 

@@ -20,7 +20,7 @@ const (
 	WeatherCut      Weather = "cut off"
 )
 
-// Weathers lists the kinds in which something goes wrong.
+// Weathers lists the kinds of weather in which something goes wrong.
 var Weathers = []Weather{WeatherSlow, WeatherLate, WeatherDropping, WeatherAnswers, WeatherErrored, WeatherCut}
 
 // Fate is what happens to one call.
@@ -58,8 +58,8 @@ func CallerGaveUp(request context.Context) bool {
 	return ok && caller.Err() != nil
 }
 
-// Carry takes a request to the store and the answer back. A request that was sent reaches the
-// store even if its caller gives up or crashes. running counts the requests under way.
+// Carry takes a request to the store and the answer back. Once sent, a request reaches the store
+// even if its caller gives up or crashes. running counts the requests under way.
 func (f *Fate) Carry(ctx context.Context, dice *Dice, running *sync.WaitGroup, do func(context.Context) error) error {
 	if f.RequestLost {
 		if f.Hangs {

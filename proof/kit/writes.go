@@ -12,7 +12,7 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// RunKeysAreListed lists objects whose keys are long and have characters that mean something to
+// RunKeysAreListed lists objects whose keys are long and contain characters that are special in
 // some databases.
 func RunKeysAreListed(t *testing.T, store tenure.Store) {
 	t.Helper()
@@ -64,7 +64,7 @@ func RunNamesMove(t *testing.T, store FencingStore) {
 		wantTaken(b, "x")
 		remove(a)
 		want(b, "x")
-		wantTaken(a, "x") // although it had that name in its last life
+		wantTaken(a, "x") // although it had that name before its deletion
 		want(a, "y")
 		want(b, "z")
 		want(a, "x")
@@ -77,13 +77,13 @@ func RunNamesMove(t *testing.T, store FencingStore) {
 	}
 }
 
-// RunNamesAreGivenOnce has several writers give a few names to a few objects. No two objects may
+// RunNamesAreGivenOnce makes several writers give a few names to a few objects. No two objects may
 // ever have the same name.
 func RunNamesAreGivenOnce[S FencingStore](t *testing.T, open func() S) {
 	t.Helper()
 	const writers, rounds = 4, 40
 	var stores []FencingStore
-	for range writers { // each knows of the others' writes only by the server
+	for range writers { // each learns of the others' writes only from the server
 		stores = append(stores, open())
 	}
 	ctx := t.Context()
@@ -116,7 +116,7 @@ func RunNamesAreGivenOnce[S FencingStore](t *testing.T, open func() S) {
 	require.Greater(t, written, rounds/4)
 }
 
-// RunConcurrentUpdates has several writers, each with a store of its own, count in one object. No
+// RunConcurrentUpdates makes several writers, each with its own store, count in one object. No
 // count may be lost.
 func RunConcurrentUpdates[S FencingStore](t *testing.T, open func(i int) S) {
 	t.Helper()
