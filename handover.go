@@ -128,7 +128,7 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 	return err
 }
 
-// releaseResult judges the error of a release.
+// releaseResult interprets the error of a release.
 func (l *Lease) releaseResult(ctx context.Context, term *Term, offerFor time.Duration, err error) error {
 	var lost *LostError
 	switch {

@@ -101,7 +101,8 @@ func (l *Lease) remove(ctx context.Context, version int64, on Lineage) error {
 	return l.store.DeleteIf(ctx, l.cfg.Key, version)
 }
 
-// caller says how a lease is called. The zero value is for a program that uses [Lease] directly.
+// caller says how a lease's methods are called. The zero value is for a program that uses
+// [Lease] directly.
 type caller struct {
 	timeout  time.Duration // of each call to the store; 0: only the context limits it
 	confirms bool          // the caller confirms a takeover before its job begins

@@ -351,8 +351,8 @@ func TestAHolderThatIsUniqueWithinSomethingTakesOnlyWhatItHasLeftThere(t *testin
 	})
 }
 
-// A machine is restored from a snapshot while the original runs on. Each of the two renews the
-// same term's record as the other left it.
+// A machine is restored from a snapshot while the original keeps running. Each of the two
+// renews the same term's record as the other left it.
 func TestATermEndsWhenACopyOfItsProcessRenewsIt(t *testing.T) {
 	type call = func(*tenure.Lease, context.Context, *tenure.Term) error
 	requestAndRenew := func(lease *tenure.Lease, ctx context.Context, term *tenure.Term) error {

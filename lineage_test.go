@@ -50,8 +50,8 @@ func (f *failover) start(store tenure.Store, name string) (c *tenure.Coordinator
 	return c, kit.RunCoordinator(f, context.Background(), c)
 }
 
-// goesOn requires that a replica alone keeps holding for three TTLs, under the same term.
-func (f *failover) goesOn(c *tenure.Coordinator, term *tenure.Term) {
+// keepsHolding requires that a replica alone keeps holding for three TTLs, under the same term.
+func (f *failover) keepsHolding(c *tenure.Coordinator, term *tenure.Term) {
 	f.Helper()
 	for range 90 {
 		time.Sleep(time.Second)
@@ -76,7 +76,7 @@ func TestAHolderWhoseAcquireAFailoverHasLostGoesOn(t *testing.T) {
 			f.b.Store(standby) // b comes first, and finds no record
 			time.Sleep(late)
 			f.a.Store(standby)
-			f.goesOn(a, term)
+			f.keepsHolding(a, term)
 			require.False(t, b.IsHolder())
 			obj, err := standby.Get(t.Context(), kit.LeaseKey)
 			require.NoError(t, err)
@@ -103,7 +103,7 @@ func TestAHolderWhoseHandoverAFailoverHasLostGoesOn(t *testing.T) {
 		f.a.Store(standby) // there, a still holds, and its record has expired
 		time.Sleep(time.Second)
 		f.b.Store(standby)
-		f.goesOn(b, term)
+		f.keepsHolding(b, term)
 		require.False(t, third.IsHolder())
 	})
 }
@@ -149,7 +149,7 @@ func TestARestartOfTheServerIsNoFailover(t *testing.T) {
 		synctest.Wait()
 		term := f.jobs.Term.Load()
 		f.primary.Restart()
-		f.goesOn(a, term)
+		f.keepsHolding(a, term)
 		b, _ := f.start(f.b, "b")
 		time.Sleep(time.Second)
 		stop()

@@ -197,7 +197,7 @@ func documents(t *testing.T) map[string]string {
 	return texts
 }
 
-// anchors returns the names by which GitHub links the headings of a document.
+// anchors returns the names that GitHub's links to a document's headings have.
 func anchors(text string) (names []string) {
 	code := regexp.MustCompile("(?ms)^```.*?^```$")
 	heading := regexp.MustCompile(`(?m)^#+ (.*)$`)

@@ -28,7 +28,7 @@ func ReplicaID() string {
 	return uuid.NewString()
 }
 
-// Role is what a replica does about a lease.
+// Role is what a replica does with regard to a lease.
 type Role uint8
 
 const (
@@ -90,7 +90,7 @@ type Holding struct {
 // replica, or to all.
 func (h *Holding) isOffer() bool { return h.Holder == "" }
 
-// how says in words who has the lease.
+// how describes in words who has the lease.
 func (h *Holding) how() string {
 	switch {
 	case !h.isOffer():

@@ -315,7 +315,7 @@ func TestAWriteFencedByATermThatWasHandedOverIsRefused(t *testing.T) {
 		fenced, err := tenure.Fence(t.store, <-terms)
 		require.NoError(t, err)
 		require.NoError(t, a.lease.RequestHandover(t.Context(), "b"))
-		time.Sleep(time.Second) // offered, and taken by nobody
+		time.Sleep(time.Second) // offered, and not taken by any replica
 		_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.IfAbsent())
 		require.ErrorIs(t, err, tenure.ErrLost)
 	})

@@ -364,8 +364,8 @@ func (t *Term) movedTo(version int64) {
 
 // recognise reports whether this term, or a request to it, can have written a version of the
 // record that has this term's payload. If so, it is the term's version from now on. Any other
-// version is a copy's: a machine was restored from a snapshot while the original runs on, and each
-// would take the other's renewals for its own.
+// version is a copy's: a machine was restored from a snapshot while the original keeps running,
+// and each would take the other's renewals for its own.
 //
 // Known is the version that the term had when the read was sent. A version below it means that
 // the database has lost the last renewal, as it may in a failover.

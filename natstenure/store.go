@@ -193,8 +193,8 @@ func (s *Store) streamConfig() jetstream.StreamConfig {
 	}
 }
 
-// oldServer refuses a server on which atomic batches can't be relied upon. A bucket needs 2.11: if
-// a 2.10 server is killed, an entry that it had acknowledged can be gone, as if the lease had never
+// oldServer refuses a server whose atomic batches can't be relied on. A bucket needs 2.11: if a
+// 2.10 server is killed, an entry that it had acknowledged can be gone, as if the lease had never
 // been held, and its replicas can differ.
 func (s *Store) oldServer() error {
 	is, oldest, remedy := [2]int{}, [2]int{2, 12}, "; for a store with Config.Bucket, 2.11 is enough"

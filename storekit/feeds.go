@@ -14,7 +14,7 @@ import (
 
 const shortestRetry, longestRetry = 20 * time.Millisecond, time.Second
 
-// Feeds keeps the subscriptions to the objects of a store on which every change is an event. All
+// Feeds keeps the subscriptions to objects of a store on which every change is an event. All
 // subscriptions to one object share a feed, which follows the object until the last subscription
 // stops. All methods are safe for concurrent use.
 type Feeds struct {

@@ -52,9 +52,9 @@ func CheckList(objectType, after string, limit int) error {
 	return objects.ValidList(objectType, after, limit)
 }
 
-// FenceTerm returns the term by which to fence a store that knows only terms, or nil for the term
-// of a single replica, which has no lease to lose. It refuses any other guard, and every guard if
-// the store is fenced already, which it is if had is not nil.
+// FenceTerm returns the term that fences a store that supports only terms, or nil for the term of a
+// single replica, which has no lease to lose. It refuses any other guard, and every guard if the
+// store is fenced already, which it is if had is not nil.
 func FenceTerm(had *tenure.Term, guard tenure.Guard) (*tenure.Term, error) {
 	term, ok := guard.(*tenure.Term)
 	switch {

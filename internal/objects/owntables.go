@@ -71,8 +71,8 @@ const (
 	Number // checked at each write
 )
 
-// OwnTables are the tables on which the library keeps promises. All requirements apply to each of them, so
-// a new table needs only an entry here.
+// OwnTables has the tables that the library's promises depend on. All requirements apply to each of them,
+// so a new table needs only an entry here.
 var OwnTables = [TableCount]OwnTable{
 	TableOfObjects: {
 		columns: []ownColumn{

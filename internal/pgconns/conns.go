@@ -25,9 +25,8 @@ import (
 // closeTimeout is how long Close waits before it cuts connections off.
 const closeTimeout = 4 * time.Second
 
-// Conns are the connections of a store: the application's pool, those that only leases
-// use, those that only claims use, and the one that listens. All methods are safe for
-// concurrent use.
+// Conns has the connections of a store: the application's pool, the leases' connections, the
+// claims' connections, and the connection that listens. All methods are safe for concurrent use.
 type Conns struct {
 	Pool *pgxpool.Pool // the application's pool
 
@@ -35,7 +34,7 @@ type Conns struct {
 	config  *pgxpool.Config // for connections outside of the pool
 	cutter  *Cutter         // for all connections except those of a caller's pool
 	leases  *leases
-	claims  *leases     // others of the same kind, so that no renewal waits for a claim
+	claims  *leases     // separate connections of the same kind, so that no renewal waits for a claim
 	reached atomic.Bool // the database has answered at least once
 
 	connected func(ctx context.Context, conn *pgx.Conn) error // see OnConnect

@@ -25,8 +25,8 @@ const (
 
 var errClosed = errors.New("the store is closed")
 
-// leases are the connections that only leases use, so that no renewal ever waits behind the
-// application's queries. They are opened when needed.
+// leases has the connections that only leases use, so that no renewal ever waits behind the
+// application's queries. It opens them when needed.
 //
 // Their sessions begin with a lock_timeout and a preference for indexes, so that no statement needs to
 // set these. A pooler, which shares its sessions among clients, refuses both; then each transaction

@@ -49,7 +49,7 @@ func (c *Claims) Migrate(ctx context.Context) error {
 const (
 	isGone = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = c.session)`
 	// A live session may not have read yet that one of its claims was moved.
-	isOfNobody = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = r.session)`
+	sessionIsGone = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = r.session)`
 	hasEnded   = `NOT EXISTS (SELECT FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
 
 	isFree    = `(session IS NULL OR session = ANY($4))`
@@ -176,7 +176,7 @@ const (
 			deleted AS (
 				DELETE FROM {claims} WHERE ctid = ANY (ARRAY(SELECT ctid FROM old))),
 			ended AS MATERIALIZED (
-				SELECT ctid FROM {requests} r WHERE ` + hasEnded + ` AND ` + isOfNobody + ` LIMIT $2 FOR UPDATE SKIP LOCKED),
+				SELECT ctid FROM {requests} r WHERE ` + hasEnded + ` AND ` + sessionIsGone + ` LIMIT $2 FOR UPDATE SKIP LOCKED),
 			forgotten AS (
 				DELETE FROM {requests} WHERE ctid = ANY (ARRAY(SELECT ctid FROM ended)))
 			SELECT coalesce(max(token), 0), greatest(count(*), (SELECT count(*) FROM ended)) FROM old`

@@ -193,8 +193,7 @@ func (t *Table) placed() (names, error) {
 	return t.place(ctx)
 }
 
-// Place finds out in which schemas the tables are that the statement of a fence names, unless that is known
-// already.
+// Place finds out in which schemas the tables of a fence's statement are, unless that is known already.
 func (t *Table) Place(ctx context.Context, fence *objects.Fence) error {
 	if fence.OfRow() {
 		r, err := t.rows.Of(fence.Claim)

@@ -45,7 +45,7 @@ func (p Payload) Encode() []byte {
 	return b
 }
 
-// Offer returns the payload by which a holder offers the lease to a replica: no other replica may
+// Offer returns the payload with which a holder offers the lease to a replica: no other replica may
 // take the lease until the offer has expired. If to is empty, any replica may take it at once.
 func Offer(to string, lasts time.Duration) *Payload {
 	return &Payload{

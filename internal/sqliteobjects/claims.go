@@ -26,7 +26,7 @@ func (c *Claims) Migrate(ctx context.Context) error {
 const (
 	claimColumns = `kind, id, coalesce(session, ''), token, `
 	// A live session may not have read yet that one of its claims was moved.
-	isOfNobody = `NOT EXISTS (SELECT 1 FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = r.session)`
+	sessionIsGone = `NOT EXISTS (SELECT 1 FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = r.session)`
 	hasEnded   = `NOT EXISTS (SELECT 1 FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
 
 	lookAtClaims = `
@@ -90,7 +90,7 @@ const (
 	pruneClaims = `
 			DELETE FROM {claims} WHERE rowid IN (SELECT rowid FROM {claims} WHERE session IS NULL AND token < ?1 ORDER BY token LIMIT ?2)`
 	pruneRequests = `
-			DELETE FROM {requests} WHERE rowid IN (SELECT rowid FROM {requests} r WHERE ` + hasEnded + ` AND ` + isOfNobody + ` LIMIT ?1)`
+			DELETE FROM {requests} WHERE rowid IN (SELECT rowid FROM {requests} r WHERE ` + hasEnded + ` AND ` + sessionIsGone + ` LIMIT ?1)`
 	claimFence = `
 			SELECT 1 FROM {claims} WHERE kind = ?1 AND id = ?2 AND session = ?3 AND token = ?4`
 	// Like the fence of a lease, it writes nothing or fails.

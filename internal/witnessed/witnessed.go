@@ -17,7 +17,7 @@ import (
 	"sync"
 )
 
-// Env is the environment variable by which a process finds its witness: NAME:FD:INODE, where NAME is written into
+// Env is the environment variable that leads a process to its witness: NAME:FD:INODE, where NAME is written into
 // records and FD is a socket with that inode; or the path of a sidecar's socket; or "off". It is removed when the
 // process first competes for a lease, so that the processes that it starts are not witnessed in their own right.
 const Env = "TENURE_WITNESS"
