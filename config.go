@@ -145,8 +145,8 @@ type CoordinatorConfig struct {
 	// counts as failed. It should be quick, because a standby calls it between a release that
 	// wakes it and its attempt. It must not panic.
 	//
-	// If CheckTimeout exceeds its default, Check is called that much before the renewal is due,
-	// but not before the last renewal.
+	// If CheckTimeout exceeds its default, Check is called before the renewal is due, by as
+	// much as the excess, but not before the last renewal.
 	Check         func(ctx context.Context, role Role) error
 	CheckTimeout  time.Duration // default (RenewDeadline − RenewInterval)/2; below the RenewDeadline
 	CheckFailures int           // default 1

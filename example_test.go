@@ -301,7 +301,7 @@ func ExampleCoordinator_monotonicWork() {
 			return err
 		}
 		if n, err := done.RowsAffected(); err != nil || n == 0 {
-			return err // somebody was first, or it is not healthy
+			return err // another replica was first, or it is not healthy
 		}
 		fmt.Println(by, "promotes", name)
 		return nil

@@ -80,13 +80,14 @@ func fenceOf(op string, guard Guard) (*objects.Fence, error) {
 type Fencer interface {
 	// Fence returns the same store, except that its PutIf and DeleteIf succeed only while the
 	// guard's right stands; otherwise they return [ErrLost] and write nothing. A [*Term]'s
-	// right stands while the object under [Term.Key] has [Term.Record] as its payload; they
-	// refuse to write that object. The transaction of the write checks this, in such a way that
-	// no takeover can commit between the check and the write.
+	// right stands while the object under [Term.Key] has [Term.Record] as its payload; the
+	// fenced store refuses to write that object. The transaction of the write checks this, in
+	// such a way that no takeover can commit between the check and the write.
 	//
-	// A nil term, or a term that no [Lease] has made, is [ErrInvalid]. A store that is already
-	// fenced, or that does not know the guard, returns [errors.ErrUnsupported]. For a term of a
-	// single replica, which has no record, Fence returns the store unchanged.
+	// A nil term, or one that comes neither from a [Lease] nor from a [Coordinator], is
+	// [ErrInvalid]. A store that is already fenced, or that does not know the guard, returns
+	// [errors.ErrUnsupported]. For a term of a single replica, which has no record, Fence
+	// returns the store unchanged.
 	Fence(guard Guard) (Store, error)
 }
 

@@ -55,10 +55,11 @@ func (l *Lease) release(ctx context.Context, term *Term, offerFor time.Duration)
 // witness. Call it only when all processes of that witness are dead. The call may come late, and may be repeated: it
 // never releases the term of a process with another witness, or without one.
 //
-// It reports whether it has released the lease: not if the record is gone, or names another witness or none. [ErrHeld]
-// means that it leaves a term of that witness to expire: one that began less than minAge ago, so that a job that
-// crashes its process doesn't crash one replica after the other; one that another process has resumed; or one in a
-// database whose failover has not settled. After any other error the record may stand; call it again.
+// It reports whether it has released the lease. False without an error means that the record is gone, or names another
+// witness or none. [ErrHeld] means that it leaves a term of that witness to expire: one that began less than minAge
+// ago, so that a job that crashes its process doesn't crash one replica after the other; one that another process has
+// resumed; or one in a database whose failover has not settled. After any other error the record may stand; call it
+// again.
 func (l *Lease) ReleaseDead(ctx context.Context, witness string, minAge time.Duration) (released bool, err error) {
 	if witness == "" {
 		return false, fmt.Errorf("tenure: release dead %s: %w: the witness has no name", l.cfg.Key, ErrInvalid)

@@ -28,8 +28,8 @@ type Mem struct {
 	// Single is what SingleReplica returns. Set it before the first use.
 	Single bool
 
-	// Lineages makes the store lose writes in a failover, see [Mem.Fork]. Set it before the first
-	// use.
+	// Lineages gives the store lineages, so that a move to a [Mem.Fork] can lose writes. Set it
+	// before the first use.
 	Lineages bool
 
 	*memory

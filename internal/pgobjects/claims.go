@@ -50,7 +50,7 @@ const (
 	isGone = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = c.session)`
 	// A live session may not have read yet that one of its claims was moved.
 	sessionIsGone = `NOT EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = r.session)`
-	hasEnded   = `NOT EXISTS (SELECT FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
+	hasEnded      = `NOT EXISTS (SELECT FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
 
 	isFree    = `(session IS NULL OR session = ANY($4))`
 	nextToken = `greatest(CASE WHEN token < {version_limit} THEN token + 1 END, {now_us})`

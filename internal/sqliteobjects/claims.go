@@ -27,7 +27,7 @@ const (
 	claimColumns = `kind, id, coalesce(session, ''), token, `
 	// A live session may not have read yet that one of its claims was moved.
 	sessionIsGone = `NOT EXISTS (SELECT 1 FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = r.session)`
-	hasEnded   = `NOT EXISTS (SELECT 1 FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
+	hasEnded      = `NOT EXISTS (SELECT 1 FROM {claims} c WHERE (c.kind, c.id, c.session, c.token) = (r.kind, r.id, r.session, r.token))`
 
 	lookAtClaims = `
 			SELECT ` + claimColumns + `session IS NOT NULL AND NOT EXISTS (
