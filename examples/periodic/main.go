@@ -79,7 +79,7 @@ func run(ctx context.Context) error {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		}
 	})
-	http.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) { // may a rollout go on?
+	http.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) { // may a rollout continue?
 		if !ready.Load() {
 			http.Error(w, "waiting for the database", http.StatusServiceUnavailable)
 		}
