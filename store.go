@@ -62,9 +62,15 @@ type Key struct {
 
 func (k Key) String() string { return k.Type + "/" + k.ID }
 
+// A Replacer builds its tables, kilobytes of them, at its first use.
+var (
+	escapeType   = strings.NewReplacer("%", "%25", "/", "%2F")
+	unescapeType = strings.NewReplacer("%25", "%", "%2F", "/")
+)
+
 // MarshalText writes the key as String does, with slashes of its type escaped.
 func (k Key) MarshalText() ([]byte, error) {
-	return []byte(strings.NewReplacer("%", "%25", "/", "%2F").Replace(k.Type) + "/" + k.ID), nil
+	return []byte(escapeType.Replace(k.Type) + "/" + k.ID), nil
 }
 
 // UnmarshalText reads what MarshalText writes.
@@ -73,7 +79,7 @@ func (k *Key) UnmarshalText(text []byte) error {
 	if !ok {
 		return fmt.Errorf("tenure: %w: key %q has no slash between type and ID", ErrInvalid, text)
 	}
-	*k = Key{Type: strings.NewReplacer("%25", "%", "%2F", "/").Replace(kind), ID: id}
+	*k = Key{Type: unescapeType.Replace(kind), ID: id}
 	return nil
 }
 
