@@ -18,8 +18,8 @@ type Claim struct {
 	Session string     `json:"session"`
 	Token   int64      `json:"token"` // of two claims on one key, the later one always has the greater token
 
-	// Attempt says how often the row has been taken, if [QueueConfig.Attempts] is set, without the attempts
-	// that were taken back.
+	// Attempt is the number of times the row has been taken, if [QueueConfig.Attempts] is set. Attempts that
+	// were taken back do not count.
 	Attempt int `json:"attempt,omitempty"`
 
 	// Row says that the claim is on a row of a [Queue], whose table is the kind.
@@ -61,13 +61,13 @@ const longestIdle = time.Minute
 // Fence implements [tenure.Guard], so a claim fences writes as a term does. Pass the claim to Fenced and
 // FenceStatement of [tenure.PostgresStore] and [tenure.SQLiteStore], to [tenure.FencedTx], or to
 // [tenure.Fence]. They write only if the key has been neither freed nor claimed by another session since.
-// Otherwise they return [tenure.ErrLost], and nothing is written. Nothing is locked meanwhile, and any
-// process that was given the claim may write under it. If a failover of the database has lost the claim of a
-// session of this process, the session first writes it again; a func of yours that was called before that
-// has written nothing, and the error is [tenure.ErrMoved]: call it again.
+// Otherwise they return [tenure.ErrLost], and nothing is written. Nothing is locked meanwhile, and any process
+// that was given the claim may write under it. If a failover of the database has lost the claim of a session of
+// this process, the session first writes it again. If your func was called before that, nothing was written,
+// and the error is [tenure.ErrMoved]: retry.
 //
-// The claim of a row is compared with the row itself, which the same transaction may change. The process
-// must have made a [Queue] of the row's table with that store, which need not be the queue that took the row.
+// The claim of a row is compared with the row itself, which the same transaction may change. The process must
+// have made a [Queue] on the row's table with that store, but not necessarily the queue that took the row.
 // Otherwise the error is [tenure.ErrInvalid].
 func (c Claim) Fence() (*objects.Fence, error) {
 	if err := c.validate(); err != nil {
@@ -112,8 +112,8 @@ func validClaims(claims []Claim) error {
 	return errors.Join(errs...)
 }
 
-// EndedError is the error of a call that depends on claims of which some have ended: their rows were
-// freed, deleted, or taken by another session. The call has written nothing, except [Queue.FinishEach].
+// EndedError reports that some of the claims on which a call depends have ended: their rows were freed,
+// deleted, or taken by another session. The call has written nothing, unless it was [Queue.FinishEach].
 // EndedError matches [tenure.ErrLost].
 type EndedError struct {
 	Claims []Claim // that have ended
@@ -137,9 +137,9 @@ func (e *EndedError) Is(target error) bool { return target == tenure.ErrLost }
 // valueLimit is the time limit of a statement that is sent without a session.
 const valueLimit = 10 * time.Second
 
-// ReleaseDetached frees the keys of claims that another process has detached and handed to this one,
-// see [Keys.Detach]. For its own claims a process must use [Keys.Release]. Otherwise its session would not
-// know that the keys are free, and a func could go on working on a key that another process has.
+// ReleaseDetached frees the keys of claims that another process has detached and handed to this one, see
+// [Keys.Detach]. A process must use [Keys.Release] for its own claims. Otherwise its session would not know
+// that the keys are free, and a func could go on working on a key that another process has.
 //
 // If one of the claims has ended, the error is [tenure.ErrLost]. If one is given twice, it is
 // [tenure.ErrInvalid]. In both cases none is released. After any other error, the claims may or may not
@@ -177,7 +177,7 @@ func releaseDetached(ctx context.Context, store tenure.Store, claims []Claim) er
 			if rows, err = table.rows.Free(ctx, o.session, o.kind, idsOf(rows), tokensOf(rows), objects.Freeing{}, valueLimit); err != nil {
 				return err
 			}
-			if len(rows) > 0 && !awaitUnlocked(ctx, tries) { // by a write that is about to commit
+			if len(rows) > 0 && !awaitUnlocked(ctx, tries) { // a write that is about to commit has locked them
 				return context.Cause(ctx)
 			}
 		}
@@ -186,7 +186,7 @@ func releaseDetached(ctx context.Context, store tenure.Store, claims []Claim) er
 	return nil
 }
 
-// opError adds to an error which operation has failed. It returns nil for nil.
+// opError adds the failed operation to an error. It returns nil for nil.
 func opError(operation string, err error) error {
 	if err == nil {
 		return nil

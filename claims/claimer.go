@@ -15,26 +15,25 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
-// claimer claims given keys, for [Keys], given rows, for a [Worker], or any one of some keys, for [Slots].
+// claimer claims keys for [Keys], rows for a [Worker], or any one of several keys for [Slots].
 type claimer struct {
 	k    *kind
 	poll time.Duration // the longest time between two looks of a call that waits
-	rows bool          // they exist already, and may be free without being ready
+	rows bool          // the keys are rows, which exist already, and may be free but not ready
 	one  bool          // any one of the keys will do
 
-	// When a look last found that so many keys have rows; guarded by the kind's turn.
+	// When a look last found a row for each of lookedAt keys; guarded by the kind's turn.
 	looked   time.Time
 	lookedAt int
 
-	// send sends the statement that takes keys or rows: some that are free or whose sessions are gone, and
-	// some that are missing.
+	// send sends the statement that takes keys or rows. free includes those whose sessions are gone.
 	send func(ctx context.Context, l *ledger, free, gone, missing []string) ([]objects.Claim, error)
 	// keep turns what was taken by a statement into claims.
 	keep func(l *ledger, rows []objects.Claim, sent time.Time) ([]Claim, error)
 }
 
-// try claims what is free, without waiting. It also reports whether another transaction has locked a row
-// that looked free, or the row is not ready. hinted says that this is another try, because a hint has come.
+// try claims what is free, without waiting. It also reports whether a row that looked free was locked by
+// another transaction, or was not ready. hinted says that a hint has led to this try.
 func (c *claimer) try(ctx context.Context, ids []string, hinted bool) (got []Claim, locked bool, err error) {
 	err = c.k.claiming(ctx, func(ctx context.Context, l *ledger) error {
 		var refused error
@@ -62,7 +61,7 @@ func (c *claimer) try(ctx context.Context, ids []string, hinted bool) (got []Cla
 	return got, locked, err
 }
 
-// tryNow is try for a caller who does not wait: before a failover has settled, no key is free.
+// tryNow is try for a caller that does not wait: before a failover has settled, no key counts as free.
 func (c *claimer) tryNow(ctx context.Context, ids []string) ([]Claim, error) {
 	got, _, err := c.try(ctx, ids, false)
 	if settlesIn(err) > 0 { // some may have been claimed before
@@ -71,9 +70,9 @@ func (c *claimer) tryNow(ctx context.Context, ids []string) ([]Claim, error) {
 	return got, err
 }
 
-// take makes the term the owner of the rows that it may take. It reads them first, in a separate
-// statement; [objects.Claim] explains why. If any one will do, it first takes one that has been freed, and
-// after a hint, which says that one was, it looks no further if it has looked within half a TTL.
+// take makes the term the owner of the rows that it may take. It reads them first, in a separate statement;
+// [objects.Claim] explains why. If any one will do, it first tries to take one that was freed. After a hint,
+// which says that one was, it looks no further if its last look is less than half a TTL ago.
 func (c *claimer) take(ctx context.Context, l *ledger, ids []string, hinted bool) (taken []objects.Claim, locked bool, err error) {
 	k, all := c.k, len(ids)
 	ids, err = k.claimable(l, ids)
@@ -112,7 +111,7 @@ func (c *claimer) take(ctx context.Context, l *ledger, ids []string, hinted bool
 		c.looked, c.lookedAt = time.Now(), all
 	}
 	more, err := k.reclaim(l, unknown)
-	if c.one && len(more) > 1 { // others wait for those that are not taken
+	if c.one && len(more) > 1 { // other callers wait for the ones that are not taken
 		l.term.busy.Go(func() { k.s.wake(keyOf(k.name)) })
 	}
 	if free = append(free, more...); err != nil || len(free) == 0 && len(missing) == 0 {
@@ -187,25 +186,25 @@ func (c *claimer) wait(ctx context.Context, ids func() []string) ([]Claim, error
 			}
 			woken = false
 			continue
-		case settlesIn(err) > 0: // it says so itself
+		case settlesIn(err) > 0: // settling has logged it
 		case err != nil && c.rows:
 			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to claim rows; retrying", err, "table", c.k.name)
 		case err != nil:
 			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to claim keys; retrying", err, "kind", c.k.name)
 		}
 		longest := pace.Jitter(c.poll)
-		if hints.Live() && err == nil && !c.rows { // no hint says that time has made a row ready
+		if hints.Live() && err == nil && !c.rows { // no hint announces a row that becomes ready with time
 			longest = s.cfg.TTL
 		}
 		if in := settlesIn(err); in > 0 {
 			longest = in
 		}
-		if locked { // by a write that is about to commit, and sends no hint
+		if locked { // a write that is about to commit has locked a row, and sends no hint
 			longest = min(c.poll, 10*time.Millisecond<<min(tries, 10))
 			tries++
 		}
 		flood := coalesce * time.Duration(1+len(ids)/perStatement) // many hints may be about other keys
-		if c.one {                                                 // for each free slot there is one hint for all who wait, and one of them gets it
+		if c.one {                                                 // one hint wakes all waiting callers, and one of them gets the free slot
 			flood = 5 * mostSpread
 		}
 		woken, _ = pace.Await(ctx, hints.C(), spurious.IgnoreFor(woken, min(flood, c.poll)), longest)

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// deadlines end the claims of a kind at [QueueConfig.Deadline]. All claims may last equally long, so they
-// end in the order in which they were taken.
+// deadlines end the claims of a kind at [QueueConfig.Deadline]. All claims last equally long, so they end in
+// the order in which they were taken.
 type deadlines struct {
 	k     *kind
 	after time.Duration // 0: there are no deadlines

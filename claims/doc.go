@@ -1,19 +1,19 @@
-// Package claims gives each of many things one owner: a tenant, a sandbox, an account. A process
-// renews one lease, however many things it owns.
+// Package claims gives each of many things, such as tenants, sandboxes or accounts, one owner. A process renews
+// one lease, however many things it owns.
 //
 // # Concepts
 //
-// A [Session] stands for a live process. Its record is a lease like any other, which the process
-// renews. A [Claim] is the right of a session to one thing. It is a row that names the session, with a
-// fencing token. A claim is never renewed: it is valid until it is released or the session's term ends.
-// [Keys] are the claims of one kind, by key. A [Queue] is a table of the application whose rows sessions
-// claim, and a [Worker] takes its rows for one session.
+// A [Session] stands for a live process. Its record is a lease like any other, which the process renews. A
+// [Claim] is the right of a session to one thing. It is a row with the session's ID and a fencing token. A
+// claim is never renewed: it is valid until it is released or the session's term ends. [Keys] are the claims of
+// one kind, by key. A [Queue] is a table of the application whose rows sessions claim, and a [Worker] takes its
+// rows for one session.
 //
 // # What is guaranteed
 //
-//   - At any moment at most one session's claim on a key is valid, under the conditions that
-//     package tenure names for the terms of a lease. After [Keys.Move], the former owner's claim
-//     looks valid to it until it is told.
+//   - At any moment at most one session's claim on a key is valid, under the conditions that package tenure
+//     states for the terms of a lease. After [Keys.Move], the former owner takes its claim for valid until it
+//     learns of the move.
 //   - A write that is fenced by a claim never commits after the key's next claim began,
 //     whatever the pauses, clocks and partitions: see [Claim.Fence].
 //   - The tokens of one key strictly increase.
@@ -26,23 +26,23 @@
 //
 // # How it works
 //
-// A session begins with its record, under an ID that is never used again. A row changes owner
-// only when it is free or its session no longer has a record, except by [Keys.Move]. A session loses its record in two ways:
-// it ends, after everything that it owned has stopped, or another session removes it, under the rule by
-// which a lease expires. A session that was removed while its process was paused is harmless. Its trust
-// had ended before, and rows that it writes late name a session without a record.
+// A session begins with its record, under an ID that is never used again. A row changes owner only when it is
+// free or its session no longer has a record, except by [Keys.Move]. A session loses its record in two ways: it
+// ends, after everything that it owned has stopped, or another session removes it, under the rule by which a
+// lease expires. A session that is removed while its process is paused does no harm. The trust in it has ended
+// by then, and rows that it writes late name a session without a record.
 //
 // Another process may take a session over, with [tenure.Lease.Resume]. The process that began the session
 // seals the record before it closes, and frees nothing if the session continues elsewhere.
 //
-// After a failover of the database, which may have lost claims, a session writes those again before its first
-// renewal counts, and claims nothing new before the failover has settled, see [tenure.Lineage].
+// A failover of the database may lose claims. A session writes its lost claims again before its first renewal
+// after the failover counts. It claims nothing new before the failover has settled: see [tenure.Lineage].
 //
 // A session compares its claims with their rows once an hour, and whenever a statement was refused or not
-// answered, or the database may have gone back in time, as after a failover. It frees rows that name it
-// although it does not know them, and ends claims whose rows say otherwise. To compare a million keys takes
-// a thousand statements of a few milliseconds each, with as long a pause after each. If claims begin or end
-// meanwhile, it takes as many again, and those take longer.
+// answered, or the database may have gone back in time, as after a failover. It frees rows that name it but
+// that it does not know, and ends claims that their rows contradict. Comparing a million keys takes a thousand
+// statements of a few milliseconds each, with a pause of the same length after each. If claims begin or end
+// meanwhile, it takes as many statements again, and these take longer.
 //
 // Once per TTL, each session looks for sessions that have expired, removes them, and frees their rows. It
 // also frees rows that name a session without a record. While a caller waits for a key, the session looks

@@ -9,7 +9,7 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// ErrDrained means that nothing is claimed because the replica is drained, see [SessionConfig.Drain].
+// ErrDrained reports that nothing is claimed because the replica is drained, see [SessionConfig.Drain].
 var ErrDrained = errors.New("the replica is drained")
 
 // errGivenBack is the cause with which a func's context ends when the replica is drained.
@@ -40,7 +40,7 @@ func (k *kind) giveBack() {
 	}
 	for id, call := range k.running { // also if its claim has ended
 		call.cancel(errGivenBack)
-		if token, held := l.held[id]; held && l.spent[id] == token { // it is not kept for the rest of its pause
+		if token, held := l.held[id]; held && l.spent[id] == token { // don't keep it for the rest of its pause
 			call.kept = false
 		}
 	}
@@ -62,7 +62,7 @@ func (k *kind) giveBack() {
 // givenBack waits until the session holds nothing and no func runs, or the replica takes part again. Detached
 // claims don't count.
 func (s *Session) givenBack(ctx context.Context) error {
-	for _, k := range s.allKinds() { // for the answers to statements that were sent before
+	for _, k := range s.allKinds() { // await the answers to statements that were sent before
 		select {
 		case k.turn <- struct{}{}:
 			<-k.turn

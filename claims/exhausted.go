@@ -14,8 +14,8 @@ import (
 // errGoexit is the error of a func that has called runtime.Goexit.
 var errGoexit = errors.New("the func has ended by runtime.Goexit")
 
-// guarded calls a func of the user, and returns a panic or a runtime.Goexit as an error. It is for funcs
-// that run in goroutines of this package: there a panic would end the process, and each replica in turn.
+// guarded calls a func of the user, and returns a panic or a runtime.Goexit as an error. It is for funcs that
+// run in goroutines of this package, where a panic would end the process, and then one replica after the other.
 func guarded(fn func() error) error {
 	err, done := errGoexit, make(chan struct{})
 	go func() {
@@ -31,7 +31,7 @@ func guarded(fn func() error) error {
 	return err
 }
 
-// backoff returns how long a row is not taken again after its func has failed.
+// backoff returns how long a row is held back after its func has failed.
 func (q *Queue) backoff(c Claim) (d time.Duration) {
 	if err := guarded(func() error { d = q.cfg.Backoff(c); return nil }); err != nil {
 		q.cfg.Logger.Error("Backoff has failed; using the default", "table", q.cfg.Table, "id", c.Key.ID, "error", err)
@@ -40,7 +40,7 @@ func (q *Queue) backoff(c Claim) (d time.Duration) {
 	return d
 }
 
-// split returns the claims that have an attempt left, and those that have none, by what their rows say.
+// split divides claims, by their rows, into those with attempts left and those without.
 func split(claims []Claim, rows []objects.Claim) (kept, exhausted []Claim) {
 	has := make(map[string]bool)
 	for _, r := range rows {
@@ -109,8 +109,8 @@ func (q *Queue) giveBack(ctx context.Context, c Claim) {
 	_, _ = q.table.Free(freeing, c.Session, c.Key.Type, []string{c.Key.ID}, []int64{c.Token}, objects.Freeing{}, q.limit())
 }
 
-// exhaust sets [QueueConfig.Exhausted] in rows and frees them. It calls failed for each row for which that
-// fails; the others are retired all the same.
+// exhaust sets [QueueConfig.Exhausted] in rows and frees them. It calls failed for each row for which this
+// fails, and retires the others all the same.
 func (q *Queue) exhaust(ctx context.Context, exhausted []Claim, failed func(Claim)) {
 	answered := make(map[string]bool)
 	fail := func(c Claim, err error) {

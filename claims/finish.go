@@ -26,13 +26,13 @@ type endingResult struct {
 	err  error
 }
 
-// FinishPostgres finishes rows together with what fn writes. In one transaction of the store's pool, it
-// frees the rows, sets [QueueConfig.Done], and calls fn. If one of the claims has ended, it returns an
-// [*EndedError] that lists the claims that have; then fn is not called and nothing is written. What
-// [tenure.PostgresStore.Fenced] says of fn holds here as well. fn may delete the rows, which are locked
+// FinishPostgres finishes rows together with what fn writes. In one transaction of the store's pool, it frees
+// the rows, sets [QueueConfig.Done], and calls fn. If one of the claims has ended, it returns an [*EndedError]
+// that lists those that have; then fn is not called and nothing is written. The rules that
+// [tenure.PostgresStore.Fenced] states for fn apply here as well. fn may delete the rows, which are locked
 // until it returns.
 //
-// Claims are finished by value, whichever session owns them. A func of [Worker.Do] finishes its row last,
+// Claims are finished by value, whichever session owns them. A func of [Worker.Do] must finish its row last,
 // because other sessions may take the row from then on.
 //
 // If the connection breaks during COMMIT, FinishPostgres asks the database for the outcome of the
@@ -135,9 +135,8 @@ func execLimited(ctx context.Context, tx *sql.Tx, query string, args []any) erro
 // that failure into [tenure.ErrLost]. The statement should come first in a short transaction, because it
 // keeps the row locked until COMMIT.
 //
-// The session does not learn of this at once. It does when the func of [Worker.Do] returns, when the claim
-// is released, or when it compares its claims with their rows; a func that still runs then is told that
-// the claim is lost.
+// The session learns of this only when the func of [Worker.Do] returns, when the claim is released, or when it
+// compares its claims with their rows. A func that still runs then is told that the claim is lost.
 //
 // FinishStatement does no I/O, except if [QueueConfig.Schema] is empty and the table has not been used
 // yet. Then it looks up which schema has the table, for up to 5 s.
@@ -149,9 +148,9 @@ func (q *Queue) FinishStatement(c Claim) (query string, args []any, err error) {
 	return query, args, q.failed("finish", err)
 }
 
-// Finish is FinishPostgres or FinishSQLite with nothing to write but [QueueConfig.Done]. Concurrent calls
-// for one row each share a statement. The statement is sent even if ctx is done, and the rows decide whether
-// it is late.
+// Finish is FinishPostgres or FinishSQLite with nothing to write but [QueueConfig.Done]. Concurrent calls for
+// single rows share a statement. The statement is sent even if ctx is done, and the rows decide whether it
+// comes too late.
 func (q *Queue) Finish(ctx context.Context, claims ...Claim) error {
 	err := q.valid(claims)
 	switch {
@@ -165,9 +164,9 @@ func (q *Queue) Finish(ctx context.Context, claims ...Claim) error {
 	return q.failed("finish", err)
 }
 
-// FinishEach finishes those of the rows whose claims stand, where Finish finishes all or none. If some have
-// ended, it returns an [*EndedError] that lists them. If others could not be finished, the error says so as
-// well; a further call then lists those that are finished all the same.
+// FinishEach finishes each row whose claim stands, whereas Finish finishes all or none. If some have ended, it
+// returns an [*EndedError] that lists them. If others could not be finished, the error says so as well; calling
+// FinishEach again then lists those that were finished all the same.
 func (q *Queue) FinishEach(ctx context.Context, claims ...Claim) error {
 	if err := q.valid(claims); err != nil {
 		return q.failed("finish", err)
@@ -193,11 +192,10 @@ func (q *Queue) FinishEach(ctx context.Context, claims ...Claim) error {
 	return q.failed("finish", errors.Join(q.endedError(claims, lost), failed))
 }
 
-// FinishRows finishes rows by their IDs, whoever owns them, and also those that are free, as an operator
-// does who knows their outcome. It returns the IDs of the rows that exist. The Finish of a former owner is
-// refused. Its func is told that the claim is lost if it is one of this process. FinishRows needs
-// [QueueConfig.Done], and sets it anew in a row that is finished already. It finishes up to 1,000 rows in
-// one statement.
+// FinishRows finishes rows by their IDs, whichever sessions own them, even free ones. It is for operators who
+// know the outcome. It returns the IDs of the rows that exist. A former owner's Finish is refused. If its func
+// runs in this process, it is told that the claim is lost. FinishRows needs [QueueConfig.Done], and sets it
+// anew in a row that is finished already. It finishes up to 1,000 rows in one statement.
 func (q *Queue) FinishRows(ctx context.Context, ids ...string) (finished []string, err error) {
 	if q.cfg.Done == "" {
 		err = fmt.Errorf("%w: FinishRows needs to know what it does to a row: set Done", tenure.ErrInvalid)
@@ -248,7 +246,7 @@ func (q *Queue) startEnding(ctx context.Context, claims []Claim) (ends []*ending
 	return ends
 }
 
-// endTogether finishes the rows of endOne, until there are none.
+// endTogether finishes the rows of startEnding, until there are none.
 func (q *Queue) endTogether(ctx context.Context) {
 	for {
 		q.mu.Lock()
@@ -319,7 +317,7 @@ func (q *Queue) left(ctx context.Context, left []objects.Claim) (lost, locked []
 	return lost, append(locked, undone...)
 }
 
-// errLocked is the reason for which a row is not finished. Its claim still stands.
+// errLocked is the reason why a row is not finished. Its claim still stands.
 var errLocked = errors.New("another transaction keeps the row locked")
 
 // endLocked finishes a row once no other transaction locks it.
@@ -343,14 +341,14 @@ func (q *Queue) endAll(ctx context.Context, how objects.Ending, rows []objects.C
 	waiting, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	for tries := 0; ; tries++ {
-		left, err := q.table.End(ctx, how, rows, limit) // never cut short by what was waited: it might have ended the claims
+		left, err := q.table.End(ctx, how, rows, limit) // with the full limit: a statement that is cut short might have ended the claims
 		if err == nil && len(left) > 0 {
 			lost, err = q.endedOf(ctx, left)
 		}
 		if err != nil || len(left) == 0 || len(lost) > 0 {
 			return lost, err
 		}
-		if !awaitUnlocked(waiting, tries) && tries > 0 { // the first time, a failover may have kept it waiting
+		if !awaitUnlocked(waiting, tries) && tries > 0 { // the first try may have waited for a failover
 			return nil, errLocked
 		}
 	}

@@ -14,9 +14,9 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
-// free has rows freed, unless their session is lost. Rows that come at the same moment share statements.
-// unused says that their attempts are taken back. The caller holds the session's mu. If the term is over,
-// one of its calls or goroutines must still be busy.
+// free starts to free rows, unless their session is lost. Rows of concurrent calls share statements. unused
+// says that their attempts are taken back. The caller holds the session's mu. If the term is over, one of its
+// calls or goroutines must still be busy.
 func (k *kind) free(l *ledger, unused bool, rows ...objects.Claim) (batches []*batch) {
 	batches = l.startFreeing(unused && k.queue != nil && k.queue.cfg.Attempts != "", rows)
 	if len(rows) > 0 && !l.freesRows {
@@ -46,7 +46,7 @@ func (k *kind) freeBatches(l *ledger) {
 		k.s.mu.Unlock()
 		if len(locked) == 0 {
 			close(b.done)
-		} else { // by a fenced write, which may hang: the other rows don't wait for it
+		} else { // a fenced write has locked them, and may hang: the other rows don't wait for it
 			l.term.busy.Go(func() { k.freeLocked(l, b, locked) })
 		}
 		if last || time.Since(hinted) > coalesce {
@@ -129,9 +129,10 @@ func (s *Session) freeAll(ctx context.Context, id string, skip func(objects.Clai
 	return err
 }
 
-// freeRows frees the rows of one table that name a session, except those to skip, and returns how many. While as many statements as
-// atOnce free rows, another reads the next ones, so that the database and this process have work at the same time. Callers that
-// wait for such rows are woken after the first ones, now and then, and once all are free. The funcs are called by several goroutines.
+// freeRows frees the rows of one table that name a session, except those to skip, and returns their number. Up
+// to atOnce statements free rows while another reads the next ones, so that the database and this process work
+// at the same time. Callers that wait for such rows are woken after the first ones, now and then, and when all
+// are free. Several goroutines call skip and how.
 func (s *Session) freeRows(ctx context.Context, table *ownerTable, id string, atOnce int, skip func(objects.Claim) bool, how func(objects.Claim) objects.Freeing) (freed int, err error) {
 	var (
 		pages   = make(chan page)
@@ -162,14 +163,62 @@ func (s *Session) freeRows(ctx context.Context, table *ownerTable, id string, at
 	done(nil, s.readPages(ctx, table, id, pages, stopped))
 	close(pages)
 	frees.Wait()
-	for kind, n := range byKind { // not with the last page, which may be free before another one
+	for kind, n := range byKind { // not with the last page, which may be free before an earlier one
 		freed += n
 		s.wake(keyOf(kind))
 	}
 	return freed, err
 }
 
-// page is some of the rows that name a session.
+// freeAtMost is the number of sessions whose rows in one table are freed at the same time, with one statement
+// each, so that connections remain for claims.
+const freeAtMost = 2
+
+// namedRows are the rows of a table that name a session.
+type namedRows struct {
+	table   *ownerTable
+	session string
+}
+
+// free frees the rows of a session that is gone. Each table has its own goroutine, so that neither the
+// next session to expire nor the other tables have to wait.
+func (w *sweeper) free(ctx context.Context, id string, tables ...*ownerTable) {
+	for _, table := range tables {
+		if _, frees := w.freeing.LoadOrStore(namedRows{table, id}, true); !frees {
+			w.frees.Go(func() { w.freeRows(ctx, namedRows{table, id}) })
+		}
+	}
+}
+
+func (w *sweeper) freeRows(ctx context.Context, of namedRows) {
+	defer w.freeing.Delete(of)
+	slots, _ := w.slots.LoadOrStore(of.table, make(chan struct{}, freeAtMost))
+	select {
+	case slots.(chan struct{}) <- struct{}{}:
+		defer func() { <-slots.(chan struct{}) }()
+	case <-ctx.Done():
+		return
+	}
+	ctx = objects.WithoutSync(ctx) // if a crash undoes this, a later sweep finds the rows
+	for failures := 0; ; failures++ {
+		freed, err := w.s.freeRows(ctx, of.table, of.session, 1, nil, func(objects.Claim) objects.Freeing { return objects.Freeing{Lost: true} })
+		w.freed.Add(int64(freed))
+		if err == nil {
+			return
+		}
+		const most = 4 // within a RenewInterval; then the rows of other sessions have the slot
+		if failures == most {
+			w.failed(ctx, "failed to free the rows of a session that is gone; retrying within a TTL", err)
+			return
+		}
+		w.failed(ctx, "failed to free the rows of a session that is gone; retrying", err)
+		if !pace.Sleep(ctx, pace.Retry(w.s.cfg.RenewInterval, longestRetryPause, failures)) {
+			return
+		}
+	}
+}
+
+// page is a part of the rows that name a session.
 type page struct {
 	rows []objects.Claim
 	hint bool // callers that wait for such rows are woken once these are free
@@ -287,7 +336,7 @@ func (s *Session) drain(ctx context.Context, t *term) {
 	}
 	<-idle
 	if ctx.Err() == nil {
-		_ = s.freeAll(ctx, t.id, nil) // rows of a claim whose answer was lost
+		_ = s.freeAll(ctx, t.id, nil) // rows of a statement whose answer was lost
 	}
 }
 

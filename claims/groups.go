@@ -39,8 +39,8 @@ func (g *groups) finished(n int) {
 	}
 }
 
-// page calls read for at most so many rows, and retries with fewer while that is too slow. It returns how
-// many rows the last call asked for.
+// page calls read for up to most rows, and retries with fewer while that is too slow. It returns how many rows
+// the last call asked for.
 func (g *groups) page(ctx context.Context, most int, read func(n int) error) (n int, err error) {
 	for {
 		n = min(most, g.size())
@@ -89,8 +89,8 @@ func isTooSlow(err error) bool { return errors.As(err, new(*objects.TooSlow)) }
 // The reason is a constraint or a trigger of the user's, or an index for which the row is too long.
 func isRefused(err error) bool { return errors.As(err, new(*objects.Refused)) }
 
-// wroteNothing reports whether a failed statement is known to have written nothing. After any other
-// error of the database it may have, or may yet.
+// wroteNothing reports whether a failed statement is known to have written nothing. After any other error of
+// the database it may have written, or may yet.
 func wroteNothing(err error) bool {
 	return isRefused(err) || isTooSlow(err) || errors.Is(err, tenure.ErrMoved)
 }

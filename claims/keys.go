@@ -31,8 +31,8 @@ func NewKeys(s *Session, kind string) (*Keys, error) {
 	return all[0], nil
 }
 
-// NewKeysOf is [NewKeys] for several kinds that are used together. It returns the keys of all, in
-// their order, or of none.
+// NewKeysOf is [NewKeys] for several kinds that are used together. It returns the keys of all kinds, in the
+// given order, or of none.
 func NewKeysOf(s *Session, kinds ...string) ([]*Keys, error) {
 	all, err := newKeys(s, kinds)
 	return all, opError("new keys", err)
@@ -70,16 +70,15 @@ func (s *Session) validKind(name string) error {
 	return s.table.fits(name)
 }
 
-// CheckKeys returns the [tenure.ErrInvalid] with which [NewKeys] refuses a kind or [Keys.TryClaim] its
-// keys, for programs that want to fail when they start. It does no I/O.
+// CheckKeys returns the [tenure.ErrInvalid] with which [NewKeys] would refuse the kind, or [Keys.TryClaim] the
+// keys. Use it to fail at startup. It does no I/O.
 func (s *Session) CheckKeys(kind string, ids ...string) error {
 	return opError("check keys", errors.Join(s.validKind(kind), s.table.validKeys(kind, ids)))
 }
 
 // TryClaim claims the keys that are free, a thousand per statement, or fewer where the database is slow, and
-// returns the claims in no order. A
-// key that this session already has is not free. TryClaim does not wait for keys. While there is no
-// session, it waits for one; [ErrClosed] reports that there will be none.
+// returns the claims in no particular order. A key that this session already has is not free. TryClaim does not
+// wait for keys. While there is no session, it waits for one; [ErrClosed] reports that there will be none.
 //
 // TryClaim may return claims together with an error, and the caller owns these claims. This happens when a
 // constraint or a trigger of the table refuses some of the keys. It also happens when ctx ends, because
@@ -110,8 +109,8 @@ func (k *Keys) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
 }
 
 // Owner returns the holder of the session that owns a key, with its labels, so that a request can be sent
-// there. If no session owns the key, the error is [tenure.ErrNotFound]. A crashed process counts as the
-// owner until its session has expired and was removed.
+// there. If no session owns the key, the error is [tenure.ErrNotFound]. A crashed process counts as the owner
+// until its session has expired and been removed.
 func (k *Keys) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 	holding, err := k.s.table.owner(ctx, k.s.store, k.s.cfg.Logger, k.name, id)
 	return holding, opError("owner of "+k.name+"/"+id, err)
@@ -133,7 +132,7 @@ func (k *Keys) Owners(ctx context.Context, ids ...string) (map[string]tenure.Hol
 //   - [tenure.ErrLost] or [tenure.ErrDeadline]: the session was lost, or the key's row no longer names it,
 //     as after a failover that has lost commits. Do returns this error too.
 //   - [tenure.ErrResigned]: [Keys.Release] or [Keys.RequestRelease] was called for the key, or the replica is
-//     drained; then the cause is also [ErrDrained].
+//     drained. In the latter case the cause is also [ErrDrained].
 //   - [tenure.ErrShutdown]: the session closes.
 //
 // If this session does not hold the claim, Do returns [tenure.ErrLost]. If a func already runs for the
@@ -148,17 +147,17 @@ func (k *Keys) Do(ctx context.Context, c Claim, fn func(context.Context) error) 
 // does no I/O.
 func (k *Keys) Holds(c Claim) bool { return k.kind.holds(c) }
 
-// Keeps is like [Keys.Holds] for a func of [Keys.Do] that was told to return: it reports whether the func
-// runs and its claim still stands, also while the session closes. It does no I/O.
+// Keeps is like [Keys.Holds], for a func of [Keys.Do] that was told to return: it reports whether the func runs
+// and its claim still stands, even while the session closes. It does no I/O.
 func (k *Keys) Keeps(c Claim) bool { return k.kind.keeps(c) }
 
 // Len returns how many claims the session holds.
 func (k *Keys) Len() int { return k.kind.size() }
 
 // Release frees keys. If a func of [Keys.Do] runs for a key, Release tells it to return, with the cause
-// [tenure.ErrResigned], and waits until it has returned, also while the session closes. A func that
-// releases its own claim must pass its own context. If ctx is done before all keys are free, Release
-// returns the cause of ctx, and the keys become free all the same.
+// [tenure.ErrResigned], and waits until it has returned, even while the session closes. A func that releases
+// its own claim must pass its own context. If ctx is done before all keys are free, Release returns the cause
+// of ctx, and the keys become free all the same.
 //
 // If this session does not hold one of the claims, the error is [tenure.ErrLost]. If a claim is given
 // twice, it is [tenure.ErrInvalid]. In both cases none is released.
@@ -183,9 +182,9 @@ func (k *Keys) Session() *Session { return k.s }
 // Kind returns the kind of the keys.
 func (k *Keys) Kind() string { return k.name }
 
-// Watch subscribes to the keys of this kind. The subscription receives when keys were freed, and when
-// [Keys.Wake] was called. Until it is stopped, the session checks on other sessions whenever one can
-// expire, as during [Keys.Claim]. Watch does no I/O.
+// Watch subscribes to the keys of this kind. The subscription receives when keys are freed, and when
+// [Keys.Wake] is called. Until it is stopped, the session checks on other sessions whenever one can expire, as
+// during [Keys.Claim]. Watch does no I/O.
 func (k *Keys) Watch() tenure.Subscription {
 	return &watch{Subscription: k.s.watch(keyOf(k.name)), done: sync.OnceFunc(k.s.sweeper.addWaiter())}
 }

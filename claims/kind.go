@@ -198,8 +198,8 @@ func (k *kind) beginFunc(c Claim, cancel context.CancelCauseFunc) (*call, error)
 	return call, nil
 }
 
-// endFunc frees the key of a func that has returned, and waits for that, unless the session is lost.
-// unused says that the func has not failed.
+// endFunc frees the key of a func that has returned, and waits until it is free or the session is lost. unused
+// says that the func has not failed.
 func (k *kind) endFunc(c Claim, call *call, unused bool) {
 	defer call.of.term.busy.Done()
 	defer close(call.freed)
@@ -224,7 +224,7 @@ func (k *kind) holds(c Claim) bool {
 	return k.check(c) == nil
 }
 
-// keeps reports whether a func runs for a claim that it has not ended, and that the session may still rely on.
+// keeps reports whether a func runs for a claim, has not ended it, and may still rely on it.
 func (k *kind) keeps(c Claim) bool {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
@@ -371,7 +371,7 @@ func (k *kind) strayIDs() []string {
 	return slices.AppendSeq([]string{}, maps.Keys(k.strays))
 }
 
-// background runs fn in a goroutine that the term waits for. If the term is over, it does nothing: then
+// background runs fn in a goroutine that the term waits for. If the term is over, it does nothing, because then
 // all rows are freed.
 func (k *kind) background(l *ledger, fn func(context.Context)) {
 	k.s.mu.Lock()
@@ -381,7 +381,7 @@ func (k *kind) background(l *ledger, fn func(context.Context)) {
 	}
 }
 
-// freeAfter keeps a claim whose func has failed for a while, and then frees its key.
+// freeAfter frees the key of a claim whose func has failed, once d has passed.
 func (k *kind) freeAfter(d time.Duration, c Claim) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
@@ -390,7 +390,7 @@ func (k *kind) freeAfter(d time.Duration, c Claim) {
 	}
 	l := k.ledger
 	l.spent[c.Key.ID] = c.Token
-	if k.s.drained { // then it is given back at once, by endFunc if its func runs
+	if k.s.drained { // then the key is freed at once, by endFunc if its func runs
 		if k.running[c.Key.ID] == nil {
 			k.free(l, false, c.row())
 		}

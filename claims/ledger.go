@@ -19,8 +19,8 @@ type ledger struct {
 	spent     map[string]int64 // the tokens of held claims whose attempts are used
 	doubts    doubts
 
-	lostBy     *source   // whose statement took rows without an answer; nil: that of several
-	namedUntil time.Time // until when a statement that claimed keys by name, and was not answered, may land
+	lostBy     *source   // of the take whose answer was lost; nil: there are several
+	namedUntil time.Time // until when an unanswered statement that named its keys may land
 	newest     int64     // the greatest token of a claim that was held, or of a row that was freed as unknown
 	changes    int       // how often a held claim was added or dropped
 	forgetAt   int       // the number of detached claims at which to forget the ended ones
@@ -161,7 +161,7 @@ func (l *ledger) startFreeing(unused bool, rows []objects.Claim) (batches []*bat
 	return batches
 }
 
-// lastBatch returns the last batch of which something is true, or nil. It looks from the end, because there
+// lastBatch returns the last batch for which is returns true, or nil. It searches from the end, because there
 // may be a thousand batches when a million keys are released.
 func lastBatch(batches []*batch, is func(*batch) bool) *batch {
 	for _, b := range slices.Backward(batches) {
@@ -180,7 +180,7 @@ func (l *ledger) nextBatch() (b *batch) {
 	return b
 }
 
-// freed notes that rows are free, or that nothing frees them any more.
+// freed notes that rows are free, or are no longer being freed.
 func (l *ledger) freed(rows []objects.Claim) {
 	for _, r := range rows {
 		if l.freeing[r.ID]--; l.freeing[r.ID] == 0 {
@@ -191,7 +191,7 @@ func (l *ledger) freed(rows []objects.Claim) {
 
 // doubt says how long a row may differ from what the session believes.
 type doubt struct {
-	soon  time.Time // when a statement whose answer was lost has landed, unless it is very late; zero: there is none
+	soon  time.Time // by when a statement whose answer was lost has landed, unless it is very late; zero: there is none
 	until time.Time // a look that begins after this time ends the doubt
 }
 
@@ -219,7 +219,7 @@ type doubts struct {
 	changed  chan struct{}    // receives when a doubt was added
 }
 
-// add has rows looked at; with no IDs, all rows that the session owns.
+// add schedules a look at rows; with no IDs, at all rows that the session owns.
 func (d *doubts) add(now time.Time, why doubt, ids ...string) {
 	at := now
 	switch {

@@ -18,12 +18,12 @@ import (
 	"github.com/tenurelib/tenure/internal/sighting"
 )
 
-// A failover of the database may lose who has claimed a key, also if the session that has claimed it lives and
-// trusts itself: [tenure.Lineage] says when the first replica came to the new primary. Until that is a TTL ago,
-// nothing is claimed, whatever the rows say. Meanwhile each session has either ended, or renewed its
-// record on the new primary. The first such renewal counts only once the session has compared its claims with
-// their rows there, and has written again what was lost. A claim that could not be written has ended: it was trusted
-// for no longer than the session was before the failover.
+// A failover of the database may lose a claim even if the session that has it lives and is trusted.
+// [tenure.Lineage] says when the first replica came to the new primary. For a TTL from then on, nothing is
+// claimed, whatever the rows say. By the end of that time each session has either ended, or renewed its record
+// on the new primary. The first such renewal counts only once the session has compared its claims with their
+// rows there, and has written lost ones again. A claim that could not be written has ended: it was trusted for
+// no longer than the session was before the failover.
 
 // unsettled is the error of a call that would claim something before a failover has settled.
 type unsettled struct{ in time.Duration }
@@ -32,8 +32,8 @@ func (u *unsettled) Error() string {
 	return fmt.Sprintf("the database has failed over: nothing is claimed for another %v", u.in.Round(time.Millisecond))
 }
 
-// longestTTL is a TTL that no session has, unless all have one as long: once a lineage is that old, nobody looks for
-// the longest.
+// longestTTL is a TTL that no session exceeds, unless all do. Once a lineage is that old, no session looks for
+// the longest TTL.
 const longestTTL = time.Hour
 
 // settlesIn returns for how long nothing may be claimed, if that is why a call has failed.
@@ -45,7 +45,7 @@ func settlesIn(err error) (in time.Duration) {
 	return in
 }
 
-// settling knows when something may be claimed in a store.
+// settling knows when sessions may claim in a store.
 type settling struct {
 	store  tenure.Store
 	ttl    time.Duration
@@ -54,7 +54,7 @@ type settling struct {
 	logger *slog.Logger
 
 	longest atomic.Pointer[longestIn]
-	told    atomic.Pointer[string] // the mark of the lineage of which the log says that it has not settled
+	told    atomic.Pointer[string] // the mark of the last lineage that was logged as not settled
 }
 
 // longestIn is the longest TTL of a session whose record stood in a lineage.
@@ -63,8 +63,8 @@ type longestIn struct {
 	ttl  time.Duration
 }
 
-// on returns a context for statements that claim, which names the server where they may. If a failover has not
-// settled, the error is an [*unsettled].
+// on returns a context for statements that claim. It names the server on which they may run. If a failover has
+// not settled, the error is an [*unsettled].
 func (s *settling) on(ctx context.Context) (context.Context, error) {
 	looking, cancel := context.WithTimeout(ctx, s.limit)
 	defer cancel()
@@ -119,8 +119,8 @@ func (s *settling) list(ctx context.Context, on tenure.Lineage) error {
 }
 
 // claiming calls claim when the session may claim: there is a term, it is the kind's turn, and a failover has
-// settled. The context of claim names the server on which it has; if the database has moved since, claim is
-// called once more.
+// settled. The context of claim names the server on which it has; if the database has moved since then, claim
+// is called once more.
 func (k *kind) claiming(ctx context.Context, claim func(ctx context.Context, l *ledger) error) error {
 	return againIfMoved(func() error {
 		l, done, err := k.begin(ctx)
@@ -168,9 +168,9 @@ func (s *Session) compareAll(ctx context.Context, t *term, on objects.Lineage) e
 	}
 }
 
-// onCompared returns a context for statements that judge the claims of a term by their rows, which names the server. It
-// returns false before the claims were compared in the lineage in which the store is now: what looks lost may be written
-// again.
+// onCompared returns a context for statements that judge the claims of a term by their rows. It names the
+// server. onCompared returns false until the claims have been compared in the store's present lineage: a claim
+// that looks lost may still be written again.
 func (s *Session) onCompared(t *term) (context.Context, bool) {
 	on, err := tenure.LineageOf(t.ctx, s.store)
 	if err != nil {
@@ -187,10 +187,10 @@ func (s *Session) onCompared(t *term) (context.Context, bool) {
 	return objects.OnServer(t.ctx, on.Server), in == on.Mark
 }
 
-// terms have the terms of all sessions of this process renewed, by their IDs.
+// terms has a func that renews the term of each session of this process, by the session's ID.
 var terms sync.Map // of func(context.Context) error
 
-// reassert has a session renewed at once, so that it writes again what a failover has lost of its claims. It reports
+// reassert renews a session at once, so that it writes again the claims that a failover has lost. It reports
 // false if the session is not one of this process, or has ended.
 func reassert(ctx context.Context, session string) (bool, error) {
 	renew, ok := terms.Load(session)
@@ -219,7 +219,7 @@ func (s *Session) renewNow(ctx context.Context, t *term) error {
 		return c != before && isClosed(c.done) && c.err == nil
 	}
 	for tries := 0; t.Valid() && !compared(); tries++ {
-		// Of the caller's values, a renewal has none, and it is not cut off.
+		// Not under ctx: a renewal gets none of the caller's values, and must not be cut off.
 		renewing, cancel := context.WithTimeout(s.withComparison(context.Background(), t), s.limit)
 		err := t.lease.Renew(renewing, t.Term)
 		cancel()
@@ -233,18 +233,20 @@ func (s *Session) renewNow(ctx context.Context, t *term) error {
 	return nil
 }
 
-// withComparison returns a context for renewals of a term, with which the first one in a lineage compares its claims.
+// withComparison returns a context for renewals of a term. Under it, the first renewal in a lineage compares
+// the term's claims.
 func (s *Session) withComparison(ctx context.Context, t *term) context.Context {
 	return objects.WithComparison(ctx, func(ctx context.Context, on objects.Lineage) error { return s.compareAll(ctx, t, on) })
 }
 
-// endedOf returns which claims have ended, after this process's sessions have written again what a failover has lost.
+// endedOf returns the claims that have ended, after this process's sessions have written again those that a
+// failover has lost.
 func (q *Queue) endedOf(ctx context.Context, claims []objects.Claim) (ended []objects.Claim, err error) {
 	lost, ended, _, err := q.rows.judge(ctx, q.cfg.Table, claims, true)
 	if err == nil && len(lost) == 0 {
 		return ended, nil
 	}
-	if err != nil { // perhaps of a connection that the failover has broken
+	if err != nil { // perhaps from a connection that the failover has broken
 		lost = claims
 	}
 	asked := make(map[string]bool)
@@ -283,9 +285,9 @@ func (c *comparison) run(s *Session, t *term) {
 	c.err = errors.Join(errs...)
 }
 
-// compare compares the claims of a term with their rows. What the failover has lost is written again, with the tokens
-// that it had. What has ended otherwise ends, and so does what can't be compared in time. An error says that the database
-// has failed over again.
+// compare compares the claims of a term with their rows. Claims that the failover has lost are written again,
+// with their tokens. Claims that have ended otherwise end, and so do claims that can't be compared in time. An
+// error says that the database has failed over again.
 func (k *kind) compare(ctx context.Context, t *term) error {
 	select { // a statement that claims and was sent before the failover is answered first, or given up
 	case k.turn <- struct{}{}:
@@ -323,7 +325,7 @@ func (k *kind) compare(ctx context.Context, t *term) error {
 	return nil
 }
 
-// claimed returns the rows of all claims of a term on which somebody may rely.
+// claimed returns the rows of all claims of a term on which callers may rely.
 func (k *kind) claimed(t *term) (rows []objects.Claim) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
@@ -349,8 +351,8 @@ func (k *kind) claimed(t *term) (rows []objects.Claim) {
 	return rows
 }
 
-// unseen returns the claims of a term that none of its session's rows shows, which are few. To read those rows in their
-// order is far faster than to look at the row of each claim.
+// unseen returns the claims of a term that no row of its session shows. These are few, and to read the
+// session's rows in order is far faster than to look at the row of each claim.
 func (k *kind) unseen(ctx context.Context, t *term, claims []objects.Claim) []objects.Claim {
 	seen := make(map[string]int64, len(claims))
 	for after, more := "", len(claims) > 0; more; {
@@ -366,7 +368,8 @@ func (k *kind) unseen(ctx context.Context, t *term, claims []objects.Claim) []ob
 	return slices.DeleteFunc(claims, func(c objects.Claim) bool { return seen[c.ID] == c.Token })
 }
 
-// judge says by their rows which claims stand, which have ended, and which a failover has lost.
+// judge divides claims, by their rows, into those that a failover has lost, those that have ended, and those
+// that stand.
 func (t *ownerTable) judge(ctx context.Context, kind string, claims []objects.Claim, ofRows bool) (lost, ended, stand []objects.Claim, err error) {
 	rows, err := t.rowsOf(ctx, kind, claims)
 	if err != nil {
@@ -395,7 +398,7 @@ func (k *kind) reassert(ctx context.Context, t *term, claims []objects.Claim) (r
 	return refused, err
 }
 
-// endLost ends claims that a failover has cost. Written is how many were written again, at most.
+// endLost ends claims that were lost in a failover. Up to written claims were written again.
 func (k *kind) endLost(t *term, written int, ended []objects.Claim, failed error) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()

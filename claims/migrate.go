@@ -9,15 +9,15 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// Migrate creates the tables of claims and requests if they are missing. Their names are that of the objects'
-// table with _claims and _requests appended. Call it after the store's own
-// Migrate, which creates the table that has the sessions' records. It changes nothing that exists, and
-// may be called at every start, by many processes at once. On Postgres it waits for a database that is
-// down. It returns [tenure.ErrSetup] if the role may not create what is missing, or if no promise can be
-// kept on a table that exists, and [errors.ErrUnsupported] for a store that is not on Postgres or SQLite.
+// Migrate creates the tables of claims and requests if they are missing. Their names are the name of the
+// objects' table with _claims and _requests appended. Call it after the store's own Migrate, which creates the
+// table that has the sessions' records. It changes nothing that exists, and may be called at every start, by
+// many processes at once. On Postgres it waits for a database that is down. It returns [tenure.ErrSetup] if the
+// role may not create what is missing, or if the promises can't be kept on a table that exists, and
+// [errors.ErrUnsupported] for a store that is not on Postgres or SQLite.
 //
-// A [Session] needs these tables, also one that only has a [Worker]. A [Queue] by itself needs none of
-// them: it works with the application's table and the sessions' records.
+// A [Session] needs these tables, even if it only has a [Worker]. A [Queue] by itself needs none of them: it
+// works with the application's table and the sessions' records.
 func Migrate(ctx context.Context, store tenure.Store) error {
 	backend, err := backendOf(store)
 	if err == nil {

@@ -11,21 +11,21 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
-// Move makes this session the owner of keys that other sessions own, without asking those or waiting for
-// them to expire. seen are the claims that stand on the keys, as [Keys.Standing] returns them or as the
-// resource behind the key has them from its owner. A key whose claim is not the one that was seen is left
-// out, as is one that this session or one of its funcs has already: [Keys.TryClaim] is for keys that were
-// freed meanwhile. If several processes move one claim, one of them gets the key.
+// Move makes this session the owner of keys that other sessions own, without asking those sessions or waiting
+// for them to expire. seen are the claims that stand on the keys, as returned by [Keys.Standing] or as the
+// resource behind the key received them from its owner. Move leaves out a key whose claim has changed since,
+// and a key that this session or one of its funcs already has. Use [Keys.TryClaim] for keys that were freed
+// meanwhile. If several processes move one claim, one of them gets the key.
 //
-// Use Move only on the word of the resource itself: what the key stands for has left its owner, for example
-// a supervisor that has closed its connection there and has connected to this process. From then on the
-// database refuses the fenced writes of the old claim, and releasing it has no effect. But the former owner
-// has not been asked. Its func is told to return with the cause [tenure.ErrLost] when it hears of the move:
-// at once, or within a TTL if the hint was lost. Until then it believes in its claim, and two funcs may run
-// for the key. To have the former owner stop first, use [Keys.RequestRelease].
+// Use Move only when the resource that the key stands for says itself that it has left its owner, for example a
+// supervisor that has closed its connection there and has connected to this process. From then on the database
+// refuses the fenced writes of the old claim, and releasing it has no effect. But the former owner has not been
+// asked. Its func is told to return with the cause [tenure.ErrLost] when the owner learns of the move: at once,
+// or within a TTL if the hint was lost. Until then the former owner believes in its claim, and two funcs may
+// run for the key. To have the former owner stop first, use [Keys.RequestRelease].
 //
 // Move waits for fenced writes that are about to commit under a claim, until ctx is done. Its other errors are
-// those of TryClaim, and so is what it may return together with one.
+// those of TryClaim. Like TryClaim, it may return claims together with an error.
 func (k *Keys) Move(ctx context.Context, seen ...Claim) ([]Claim, error) {
 	err := validClaims(seen)
 	for _, c := range seen {
@@ -101,8 +101,8 @@ func (k *Keys) writeMove(ctx context.Context, l *ledger, seen []objects.Claim) (
 	return moved, locked, cmp.Or(err, refused)
 }
 
-// Standing returns the claims that stand on keys, whichever sessions own them, in no order. Keys that are
-// free are left out.
+// Standing returns the claims that stand on keys, whichever sessions own them, in no particular order. Keys
+// that are free are left out.
 func (k *Keys) Standing(ctx context.Context, ids ...string) (stand []Claim, err error) {
 	var rows []objects.Claim
 	if err = k.s.table.validKeys(k.name, ids); err == nil {
@@ -116,8 +116,8 @@ func (k *Keys) Standing(ctx context.Context, ids ...string) (stand []Claim, err 
 	return stand, opError("look at "+k.name, err)
 }
 
-// endMoved ends claims that other sessions have moved to themselves. The answer to the statement that took
-// a row may not be known yet.
+// endMoved ends claims that other sessions have moved to themselves. If the answer to the statement that took a
+// row is still to come, endMoved waits for it in the background.
 func (k *kind) endMoved(l *ledger, moved []objects.Claim) {
 	end := func() (ended int) {
 		k.s.mu.Lock()

@@ -86,8 +86,8 @@ func (t *ownerTable) owner(ctx context.Context, store tenure.Store, logger *slog
 	return tenure.Holding{}, tenure.ErrNotFound
 }
 
-// owners returns the holders of the sessions that own rows, by the rows' IDs. If it can't read some of the records, it
-// returns the other holders, too.
+// owners returns the holders of the sessions that own rows, by the rows' IDs. If it can't read some of the
+// records, it still returns the other holders.
 func (t *ownerTable) owners(ctx context.Context, store tenure.Store, logger *slog.Logger, kind string, ids []string) (map[string]tenure.Holding, error) {
 	if err := t.validKeys(kind, ids); err != nil {
 		return nil, err
@@ -187,7 +187,7 @@ func shortened(s string) string {
 	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
-// awaitUnlocked pauses before rows that another transaction has locked are tried again. The pause takes no
+// awaitUnlocked pauses before rows that another transaction has locked are tried again. The pause holds no
 // connection. It returns false once ctx is done.
 func awaitUnlocked(ctx context.Context, tries int) bool {
 	return pace.Sleep(ctx, 5*time.Millisecond<<min(tries, 7))

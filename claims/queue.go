@@ -20,14 +20,14 @@ import (
 	"github.com/tenurelib/tenure/internal/report"
 )
 
-// Queue is a table of the application whose rows sessions claim: runs, tasks, an outbox. The row itself
-// holds its claim, as the session that owns the row and a fencing token. A claim costs nothing while it is
-// held. A [Worker] takes rows for this process's session. A Queue itself needs only the database. It
-// finishes and releases claims by value, whichever session owns them.
+// Queue is a table of the application whose rows sessions claim: runs, tasks, an outbox. A row holds its own
+// claim: the session that owns it, and a fencing token. A claim costs nothing while it is held. A [Worker]
+// takes rows for this process's session. A Queue itself needs only the database. It finishes and releases
+// claims by value, whichever session owns them.
 //
-// If a trigger or a constraint refuses to have a row claimed or freed, that is logged, and the row is tried again,
-// less and less often. If all of several rows are refused, the table may be refusing the session itself, and
-// the error says so.
+// If a trigger or a constraint does not let a row be claimed or freed, the queue logs this, and retries the row
+// less and less often. If several rows are tried and all refused, the table may be refusing the session itself,
+// and the error says so.
 //
 // In the [Claim] of a row, Key.Type is the name of the table, and Key.ID is the row's ID as text.
 //
@@ -52,13 +52,13 @@ type Queue struct {
 	expired time.Time // when rows whose claims have expired were last looked for
 }
 
-// queueLimit is the time limit of a queue's statements where no session of this process has another. It is
+// queueLimit is the time limit of a queue's statements, unless a session of this process has another. It is
 // that of a session with the default TTL.
 const queueLimit = 5 * time.Second
 
-// NewQueue returns a queue in a [*tenure.PostgresStore] or [*tenure.SQLiteStore]. A store has one Schema and
-// one set of columns for each name of a table. NewQueue does no I/O. A [tenure.ErrInvalid] names everything
-// that is wrong with the config. For any other store, the error is [errors.ErrUnsupported].
+// NewQueue returns a queue in a [*tenure.PostgresStore] or [*tenure.SQLiteStore]. Queues of one store on tables
+// of the same name must have the same Schema and columns. NewQueue does no I/O. A [tenure.ErrInvalid] names
+// everything that is wrong with the config. For any other store, the error is [errors.ErrUnsupported].
 func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {
 	cfg = cfg.withDefaults()
 	err := cfg.validate()
@@ -76,7 +76,7 @@ func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {
 	return q, nil
 }
 
-// register has operators' tools know the table. It logs a failure, and reports success.
+// register makes the table known to operators' tools. It logs a failure, and reports success.
 func (q *Queue) register(ctx context.Context) bool {
 	err := q.writeRecord(ctx)
 	if err != nil && ctx.Err() == nil {
@@ -85,7 +85,8 @@ func (q *Queue) register(ctx context.Context) bool {
 	return err == nil
 }
 
-// writeRecord writes an object that says where the claims on the table's rows stand, unless it is there.
+// writeRecord writes an object that says where to find the claims on the table's rows, unless the object
+// exists.
 func (q *Queue) writeRecord(ctx context.Context) error {
 	cfg := q.cfg
 	payload, err := json.Marshal(objects.QueueRecord{Schema: cfg.Schema, Table: cfg.Table, ID: cfg.ID, Session: cfg.Session, Token: cfg.Token})
@@ -127,8 +128,8 @@ func (q *Queue) addWorker(w *Worker) {
 	q.workers = append(q.workers, w)
 }
 
-// limit returns the time limit of a statement that ends claims: that of the workers' sessions. A session
-// with a long TTL leaves an expensive [QueueConfig.Done] the time that it needs.
+// limit returns the time limit of a statement that ends claims: that of the workers' sessions. A session with a
+// long TTL gives an expensive [QueueConfig.Done] the time that it needs.
 func (q *Queue) limit() (limit time.Duration) {
 	for _, w := range q.allWorkers() {
 		limit = max(limit, w.s.limit)
@@ -151,17 +152,16 @@ func (q *Queue) ended(lost error, claims ...Claim) {
 	}
 }
 
-// madeRoom wakes the callers that wait for rows with the same keys as some that have ended.
+// madeRoom wakes the callers that wait for rows with the keys of claims that have ended.
 func (q *Queue) madeRoom() {
 	if q.cfg.PerKey.Limit > 0 {
 		q.Wake()
 	}
 }
 
-// Check returns a [tenure.ErrSetup] if the table can't be used as a queue. The text says what is missing,
-// with the DDL that adds it. The first statement checks this too. If the queue has a [Worker], Check also
-// returns an ErrSetup if [Migrate] has not made the tables that the worker's session needs. Check is for
-// programs that want to fail at their start.
+// Check returns a [tenure.ErrSetup] if the table can't be used as a queue. The text says what is missing, with
+// the DDL that adds it. The first statement checks this too. If the queue has a [Worker], Check also returns an
+// ErrSetup if [Migrate] has not made the tables that the worker's session needs. Use Check to fail at startup.
 func (q *Queue) Check(ctx context.Context) error {
 	err := q.table.Check(ctx, q.rows.limit)
 	if workers := q.allWorkers(); err == nil && len(workers) > 0 {
@@ -196,8 +196,9 @@ func (q *Queue) ownedBy(ctx context.Context, session string) (owned []objects.Cl
 	return owned, nil
 }
 
-// List returns the claims on at most n rows of the table in the order of their IDs, those after an ID; empty:
-// from the first. Each names the session that owns the row. It is for operators: it reads all owned rows.
+// List returns the claims on up to n rows of the table, in the order of their IDs, beginning after the given
+// ID; if that is empty, with the first row. Each claim names the session that owns the row. List is for
+// operators: it reads all owned rows.
 func (q *Queue) List(ctx context.Context, after string, n int) ([]Claim, error) {
 	err := objects.ValidText("after", after)
 	if n < 1 {
@@ -217,10 +218,10 @@ func (q *Queue) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 }
 
 // RequestRelease asks the owners of rows to release them, as [Keys.RequestRelease] does. It needs
-// [QueueConfig.Requested]; without it, the error is [tenure.ErrInvalid]. Only a session that a process runs
-// with [Session.Run] is asked. A transaction that has locked one of the rows, as a fenced write under its
-// claim does at its end, delays the request. Because the request changes the row, it may end a fenced
-// transaction above READ COMMITTED with a serialization failure; then try that again.
+// [QueueConfig.Requested]; without it, the error is [tenure.ErrInvalid]. Only sessions that a process runs with
+// [Session.Run] are asked. A transaction that has locked one of the rows, as a fenced write under its claim
+// does at its end, delays the request. Because the request changes the row, it may end a fenced transaction
+// above READ COMMITTED with a serialization failure; retry that transaction.
 func (q *Queue) RequestRelease(ctx context.Context, ids ...string) error {
 	err := q.rows.validKeys(q.cfg.Table, ids)
 	if q.cfg.Requested == "" {
@@ -273,11 +274,11 @@ func (q *Queue) ReleaseAfter(ctx context.Context, d time.Duration, claims ...Cla
 	return q.failed("release", err)
 }
 
-// Extend has claims by value expire after d from now, by the database's clock. It needs [QueueConfig.Expires];
-// without it, the error is [tenure.ErrInvalid]. It is for claims of [Queue.TakeFor] and claims that were
-// detached.
+// Extend sets claims, given by value, to expire d from now by the database's clock. It needs
+// [QueueConfig.Expires]; without it, the error is [tenure.ErrInvalid]. It is for claims of [Queue.TakeFor] and
+// claims that were detached.
 //
-// If one of the claims has ended, also because it had expired and its row was freed, Extend returns an
+// If one of the claims has ended, even if only because it expired and its row was freed, Extend returns an
 // [*EndedError], and none is extended.
 func (q *Queue) Extend(ctx context.Context, d time.Duration, claims ...Claim) error {
 	err := q.valid(claims)
@@ -359,110 +360,4 @@ func (q *Queue) valid(claims []Claim) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// TryTakeFor takes rows that are free and ready, for the session with that ID. It does not wait, and may
-// return none. It is for the server of workers without access to the database, see [tenure.Lease.Resume] and
-// package queuehttp. The claims are the worker's, and this process does not hold them. The session must not
-// be one that a process runs with [Session.Run], which would free rows that it does not know. If it has no
-// record, because it has ended or never began, the error is [tenure.ErrLost] and nothing is taken.
-//
-// If the answer to a call is lost, the rows that it took are the session's, and their attempts are counted.
-// The next call returns them if it has [TakeOptions.Have]. One session's calls must not overlap: each would
-// take what the answer to the other is about to bring for lost.
-func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
-	err := errors.Join(objects.ValidText("session", session), q.rows.fits(objects.SessionType, session), o.validate())
-	if session == "" {
-		err = fmt.Errorf("%w: session is empty", tenure.ErrInvalid)
-	}
-	if err != nil {
-		return nil, q.failed("take", err)
-	}
-	q.freeExpired(ctx)
-	var got []Claim
-	err = againIfMoved(func() (err error) {
-		got, err = q.takeFor(ctx, session, o)
-		return err
-	})
-	if settlesIn(err) > 0 {
-		return nil, nil
-	}
-	return got, q.failed("take", err)
-}
-
-func (q *Queue) takeFor(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
-	ctx, err := q.settling.on(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if o.Have != nil {
-		if got, err := q.unknown(ctx, session, o); err != nil || len(got) > 0 {
-			return got, err
-		}
-	}
-	take := objects.Taking{Session: session, N: min(o.N, perStatement), Filter: o.filter(), Remote: true}
-	rows, err := q.taker.take(ctx, take, nil, func(take objects.Taking) ([]objects.Claim, error) {
-		return q.table.TakeReady(ctx, take, q.rows.limit)
-	})
-	if errors.Is(err, objects.ErrEnded) {
-		err = fmt.Errorf("%w: session %q has no record: it has ended, or never began", tenure.ErrLost, session)
-	}
-	if len(rows) == 0 && err != nil {
-		return nil, err
-	}
-	// The session may be the only one, so that no worker does it. If this fails once, only workers try it again.
-	if len(rows) > 0 && !q.registered.Load() && !q.tried.Swap(true) {
-		q.registered.Store(q.register(ctx))
-	}
-	kept, exhausted := split(q.claimsOf(rows), rows)
-	q.retireFor(ctx, exhausted)
-	return kept, nil
-}
-
-// unknown returns up to o.N rows that a session owns and its worker does not know of. It retires those
-// without attempts left: the process that took them may have died before it did.
-func (q *Queue) unknown(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
-	rows, err := q.ownedBy(ctx, session)
-	if err != nil {
-		return nil, err
-	}
-	known := make(map[objects.Claim]bool, len(o.Have))
-	for _, c := range o.Have {
-		known[c.row()] = true
-	}
-	rows = slices.DeleteFunc(rows, func(r objects.Claim) bool { return known[claimOf(q.cfg.Table, r.Session, r, true).row()] })
-	kept, exhausted := split(q.claimsOf(rows), rows)
-	q.retireFor(ctx, exhausted)
-	return kept[:min(len(kept), o.N)], nil
-}
-
-// TakeFor is like [Queue.TryTakeFor], but waits until a row is ready. If ctx is done before that, it
-// returns no claims and no error. If this process has a [Worker] of the queue whose session runs, the rows
-// of a session that expires while TakeFor waits are free at once, and not within a TTL.
-func (q *Queue) TakeFor(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
-	take := func() ([]Claim, error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.rows.limit) // a statement that is cut off may still take rows
-		defer cancel()
-		return q.TryTakeFor(ctx, session, o)
-	}
-	got, err := take()
-	if err != nil || len(got) > 0 {
-		return got, err
-	}
-	// What an earlier call takes from now on is returned by the next one.
-	o.Have = nil
-	hints := tenure.Watch(q.store, keyOf(q.cfg.Table)) // before the next look, so that no hint is missed
-	defer hints.Stop()
-	for _, w := range q.allWorkers() {
-		defer w.s.sweeper.addWaiter()()
-	}
-	var spurious pace.Limiter
-	for woken := false; ctx.Err() == nil; {
-		if got, err := take(); err != nil || len(got) > 0 {
-			return got, err
-		}
-		pause := pace.Jitter(q.cfg.PollInterval)
-		woken, _ = pace.Await(ctx, hints.C(), spurious.IgnoreFor(woken, min(coalesce, pause)), pause)
-	}
-	return nil, nil
 }

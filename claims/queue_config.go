@@ -33,15 +33,14 @@ type QueueConfig struct {
 	// Postgres it is a timestamptz, on SQLite an INTEGER of Unix milliseconds. Optional, but
 	// [Queue.ReleaseAfter] needs it.
 	NotBefore string
-	// Requested is a column of type bigint with the token of the last claim that another process has asked
-	// for. Optional, but [Queue.RequestRelease] needs it.
+	// Requested is a column of type bigint with the token of the last claim whose release was requested.
+	// Optional, but [Queue.RequestRelease] needs it.
 	Requested string
 
 	// Expires is a column with the time until which a claim of [Queue.TakeFor] stands. It is set to the
 	// database's time plus Deadline, and [Queue.Extend] sets it anew. A row whose time has passed is freed
-	// within two PollIntervals if a session with a [Worker] of the queue runs, or calls of TakeFor come or
-	// wait. In rows that a Worker takes it is NULL. The type is that of NotBefore. Optional; it needs
-	// Deadline.
+	// within two PollIntervals while a session with a [Worker] of the queue runs, or TakeFor is called. In rows
+	// that a Worker takes it is NULL. The type is that of NotBefore. Optional; it needs Deadline.
 	Expires string
 	// Limit is a column with the row's own MaxAttempts; NULL: that of the config. Optional; it needs
 	// Attempts.
@@ -62,8 +61,8 @@ type QueueConfig struct {
 	// Taken is the SQL assignment that is made in a row when it is taken, for example
 	// "status = 'running', seq = nextval('seqs')". Optional.
 	Taken string
-	// Released is the SQL assignment that is made in a row when it is freed and not finished, also when its
-	// session is gone, for example "status = 'queued'". It must not set a column of this config. Optional.
+	// Released is the SQL assignment that is made in a row when it is freed without being finished, even when
+	// its session is gone, for example "status = 'queued'". It must not set a column of this config. Optional.
 	Released string
 
 	// MaxAttempts is how often workers may try a row. It needs Attempts, and either Exhausted or
@@ -80,27 +79,26 @@ type QueueConfig struct {
 	// row next calls it again, after Backoff. A panic is logged and counts as an error.
 	OnExhausted func(context.Context, Claim) error
 
-	// LostBackoff is how long a row is not taken again after its session was lost or its claim has expired.
-	// It doubles with each further attempt, up to LostBackoffMax, and is up to a quarter shorter at random.
-	// It needs NotBefore. Default: none.
+	// LostBackoff is how long a row is held back after its session was lost or its claim has expired. It
+	// doubles with each further attempt, up to LostBackoffMax, and is up to a quarter shorter at random. It
+	// needs NotBefore. Default: none.
 	LostBackoff time.Duration
 	// LostBackoffMax is the longest LostBackoff. Default: 10 times LostBackoff.
 	LostBackoffMax time.Duration
 
-	// Deadline is how long a claim of a [Worker] lasts at most, counted from just before it was taken; for
-	// claims of [Queue.TakeFor] see Expires. At
-	// the deadline the func of [Worker.Do] is told to return, with the cause [ErrOverdue]. After Grace,
-	// other sessions may take the row even if the func still runs; its Finish is then refused. Default:
-	// no deadline.
+	// Deadline is the longest time that a claim of a [Worker] lasts, counted from just before it was taken. For
+	// claims of [Queue.TakeFor] see Expires. At the deadline the func of [Worker.Do] is told to return, with
+	// the cause [ErrOverdue]. After Grace, other sessions may take the row even if the func still runs; its
+	// Finish is then refused. Default: no deadline.
 	Deadline time.Duration
-	// Grace is how long a func may run on after the Deadline. Default: a third of the session's TTL.
+	// Grace is how long a func may keep running after the Deadline. Default: a third of the session's TTL.
 	Grace time.Duration
 
 	// PollInterval is the longest time between two looks for ready rows. These looks find rows that were
 	// added without [Queue.Wake], and rows that become ready because time passes. Default 1s.
 	PollInterval time.Duration
 
-	// Backoff returns how long a row whose func has failed in [Worker.Serve] is not taken again. It uses
+	// Backoff returns how long a row is held back after its func has failed in [Worker.Serve]. It uses
 	// NotBefore; without that column, the session keeps the row meanwhile. Default: 1s, doubled with each
 	// further attempt, at most 5 minutes.
 	Backoff func(Claim) time.Duration
@@ -108,14 +106,14 @@ type QueueConfig struct {
 	Logger *slog.Logger // default slog.Default()
 }
 
-// PerKey says that of the rows with the same value in Column, no more than Limit are claimed at any moment, in all
-// processes. Others are taken meanwhile, in their order. The rows of a worker that is dead count until they are freed.
-// All processes need the same Limit; with different ones, the greatest applies.
+// PerKey says that of the rows with the same value in Column, no more than Limit are claimed at any moment, in
+// all processes. Rows with other values are taken meanwhile, in their order. The rows of a dead worker count
+// until they are freed. All processes need the same Limit; with different ones, the greatest applies.
 //
-// Column is a column of the application, which must be NOT NULL, of a type that ID may have, and not change while the
-// row is claimed. The table needs two more indexes, which [QueueConfig.PostgresDDL] and [QueueConfig.SQLiteDDL] contain.
-// On Postgres, a statement that takes rows holds advisory locks with the keys hashtextextended(value, OID of the table)
-// until it commits.
+// Column is a column of the application. It must be NOT NULL, have one of the types that ID may have, and not
+// change while the row is claimed. The table needs two more indexes, which [QueueConfig.PostgresDDL] and
+// [QueueConfig.SQLiteDDL] contain. On Postgres, a statement that takes rows holds advisory locks with the keys
+// hashtextextended(value, OID of the table) until it commits.
 type PerKey struct {
 	Column string
 	Limit  int
@@ -188,8 +186,8 @@ func (cfg QueueConfig) statements() objects.RowsConfig {
 	}
 }
 
-// PostgresDDL returns the statements with which a migration adds the columns and the partial indexes to the
-// table on Postgres. Ready becomes part of an index, so it must not depend on the time.
+// PostgresDDL returns the statements that add the columns and the partial indexes to the table on Postgres, for
+// a migration. Ready becomes part of an index, so it must not depend on the time.
 func (cfg QueueConfig) PostgresDDL() (string, error) {
 	return cfg.ddl(pgobjects.RowsDDL)
 }

@@ -23,7 +23,7 @@ const (
 	// compareEvery is how often a session compares all its rows when nothing is in doubt.
 	compareEvery = time.Hour
 
-	// lookShare bounds the time that looks at all rows of a session take: one part in so many.
+	// lookShare bounds the share of the time that looks at all rows of a session take: one part in lookShare.
 	lookShare = 20
 )
 
@@ -45,7 +45,7 @@ func (k *kind) lostTake(l *ledger, of *source) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	if now := time.Now(); l.doubts.unsure(now) && !l.lostBy.is(of) || now.Before(l.namedUntil) {
-		of = nil // what one of them has taken is not told from what the other has
+		of = nil // the rows that one has taken can't be told from those of the other
 	}
 	l.lostBy = of
 	k.lost(l)
@@ -57,7 +57,7 @@ func (k *kind) lost(l *ledger, ids ...string) {
 	k.doubt(l, doubt{now.Add(2*k.s.limit + k.s.cfg.TTL), now.Add(k.lateBy())}, ids...)
 }
 
-// doubt has rows looked at; with no IDs, all rows. The caller holds the session's mu.
+// doubt schedules a look at rows; with no IDs, at all rows. The caller holds the session's mu.
 func (k *kind) doubt(l *ledger, why doubt, ids ...string) {
 	if l.term.over == nil { // otherwise all rows are freed
 		l.doubts.add(time.Now(), why, ids...)
@@ -250,7 +250,7 @@ func (k *kind) endDenied(ctx context.Context, l *ledger) error {
 	return err
 }
 
-// forgetDetached forgets detached claims that have ended: no other process tells this one.
+// forgetDetached forgets detached claims that have ended. The process that ended them does not tell this one.
 func (k *kind) forgetDetached(ctx context.Context, l *ledger) error {
 	ended, err := k.denied(ctx, l, l.detached)
 	k.s.mu.Lock()
@@ -292,11 +292,11 @@ func (k *kind) denied(ctx context.Context, l *ledger, claims map[string]int64) (
 	return denied, nil
 }
 
-// adoptable returns up to n rows that a statement took whose answer was lost. The caller has the turn, so
-// no other such statement is under way. If a row's token is not greater than all tokens before it, that
-// token may have been given to a caller, so the row is not adopted. Neither is a row that may have been taken
-// for other callers than of, nor any once such a statement must have landed. The next look at all rows frees
-// what nobody adopted (freeUnknown).
+// adoptable returns up to n rows that were taken by a statement whose answer was lost. The caller has the turn,
+// so no other such statement is under way. A row is adoptable only if its token is greater than all earlier
+// tokens: any other token may have been given to a caller. Rows that may have been taken for callers of another
+// source are not adoptable, and none is once such a statement must have landed. The next look at all rows frees
+// the rows that no take has adopted (freeUnknown).
 func (k *kind) adoptable(ctx context.Context, l *ledger, of *source, n int) (rows []objects.Claim, err error) {
 	k.s.mu.Lock()
 	now := time.Now()
@@ -322,8 +322,8 @@ func (k *kind) adoptable(ctx context.Context, l *ledger, of *source, n int) (row
 	return rows[:min(n, len(rows))], nil
 }
 
-// compare has a table's rows looked at if no row of the table names the session although it holds claims
-// there. It has all rows looked at once an hour, and when the database may have changed: it is another
+// compare schedules a look at a table's rows if no row of the table names the session although it holds claims
+// there. It schedules a look at all rows once an hour, and when the database may have changed: it is another
 // server, was restarted, or was out of reach. A failover to a server that lacks the last commits brings
 // released claims back, and undoes others.
 func (w *sweeper) compare(l look, reconnected bool) {

@@ -19,15 +19,15 @@ func requestsKey(session string) tenure.Key {
 	return tenure.Key{Type: "tenure.claims", ID: "session " + session}
 }
 
-// RequestRelease asks the owners of keys to release them, in whatever process the owners are. It returns
-// when the requests are stored. To wait until the keys are free, call [Keys.Claim]. If a func of
-// [Keys.Do] runs for a key, it is told to return, with the cause [tenure.ErrResigned]. For other claims
-// [SessionConfig.ReleaseRequested] decides. The owner learns of a request at once, or within a TTL if the
-// hint was lost.
+// RequestRelease asks the owners of keys to release them, whichever processes they are in. It returns when the
+// requests are stored. To wait until the keys are free, call [Keys.Claim]. If a func of [Keys.Do] runs for a
+// key, it is told to return, with the cause [tenure.ErrResigned]. For other claims
+// [SessionConfig.ReleaseRequested] decides. The owner learns of a request at once, or within a TTL if the hint
+// was lost.
 //
-// Keys without an owner are skipped. A request is for the present claim only; the next owner is not
-// asked. A detached claim is not released. Fenced writes under a claim do not delay requests. Claims that
-// nobody requests cost nothing extra.
+// Keys without an owner are skipped. A request is for the present claim only; the next owner is not asked. A
+// detached claim is not released. Fenced writes under a claim do not delay requests. Claims that are not
+// requested cost nothing extra.
 func (k *Keys) RequestRelease(ctx context.Context, ids ...string) error {
 	err := k.s.table.validKeys(k.name, ids)
 	if err == nil {
@@ -51,7 +51,7 @@ func (s *Session) serveRequests(ctx context.Context, t *term) {
 			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to read requests for keys; retrying within a TTL", err)
 			s.doubtMoves(t)
 		}
-		select { // so that a flood of hints costs no more than this
+		select { // so that a flood of hints causes no more reads than this
 		case <-t.ended:
 			return
 		case <-time.After(coalesce):
@@ -108,7 +108,8 @@ func (s *Session) askToRelease(c Claim) {
 	}
 }
 
-// endMoved ends the claims of a term whose requests say that they have ended: see [Keys.Move].
+// endMoved ends the claims of a term that other sessions have moved to themselves, as requests for them say:
+// see [Keys.Move].
 func (s *Session) endMoved(t *term, rows []objects.Claim) {
 	ended := make(map[string][]objects.Claim)
 	for _, r := range rows {
@@ -126,8 +127,8 @@ func (s *Session) endMoved(t *term, rows []objects.Claim) {
 	}
 }
 
-// doubtMoves has all claims compared with their rows, because an answer that was lost may have said that
-// some were moved, and is not given twice.
+// doubtMoves has all claims compared with their rows. The answer that was lost may have said that some were
+// moved, and the database says so only once.
 func (s *Session) doubtMoves(t *term) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -26,16 +26,16 @@ import (
 var ErrClosed = errors.New("session is closed")
 
 const (
-	// longestRetryPause limits the pause before something that failed is tried again.
+	// longestRetryPause is the longest pause before a retry.
 	longestRetryPause = 5 * time.Second
 
-	// coalesce is the time between two hints while keys are freed by the thousand, so that waiting
-	// callers need not look all the time.
+	// coalesce is the time between two hints while thousands of keys are freed, so that waiting callers do not
+	// look constantly.
 	coalesce = 100 * time.Millisecond
 )
 
-// SessionConfig configures a [Session]. The zero value is ready to use. Fields that
-// [tenure.LeaseConfig] or [tenure.CoordinatorConfig] has too mean the same here.
+// SessionConfig configures a [Session]. The zero value is ready to use. Fields that [tenure.LeaseConfig] or
+// [tenure.CoordinatorConfig] also has mean the same here.
 type SessionConfig struct {
 	TTL           time.Duration     // default 30s
 	Margin        time.Duration     // default TTL/30
@@ -46,23 +46,23 @@ type SessionConfig struct {
 	Expiry        tenure.ExpiryPolicy
 	Logger        *slog.Logger // default slog.Default()
 
-	// ReleaseRequested, if set, is called when another process requests a claim for which no func of
-	// [Keys.Do] runs, see [Keys.RequestRelease]. It is called once per claim, from one goroutine. It may
-	// release the claim, and must return soon.
+	// ReleaseRequested, if set, is called when another process requests a claim for which no func of [Keys.Do]
+	// runs, see [Keys.RequestRelease]. It is called once per claim, from one goroutine. It may release the
+	// claim, and must return promptly.
 	ReleaseRequested func(Claim)
 
-	// PollInterval is the longest time between two looks of [Keys.Claim] while it can't expect a hint
-	// when a key is freed. Default TTL/6, and at most 10s.
+	// PollInterval is the longest time between two attempts of [Keys.Claim] while it can't expect a hint when a
+	// key is freed. Default TTL/6, and at most 10s.
 	PollInterval time.Duration
 
-	// Drain, if set, has the session give back what it holds while the replica is drained, and claim nothing.
-	// Funcs are told to return, with the causes [tenure.ErrResigned] and [ErrDrained]. Of other claims,
-	// ReleaseRequested is called, or they are released. Detached claims stay.
+	// Drain, if set, makes the session release what it holds while the replica is drained, and claim nothing.
+	// Funcs are told to return, with the causes [tenure.ErrResigned] and [ErrDrained]. Other claims are passed
+	// to ReleaseRequested, or released if that is not set. Detached claims stay.
 	Drain *tenure.Drain
 }
 
-// SessionKey returns the key of a session's lease, by the session's ID. It is for a server that keeps the
-// sessions of workers without access to the database, see [tenure.Lease.Resume].
+// SessionKey returns the key of a session's lease, by the session's ID. A server needs it to renew the sessions
+// of workers that cannot reach the database: see [tenure.Lease.Resume].
 func SessionKey(id string) tenure.Key { return tenure.Key{Type: objects.SessionType, ID: id} }
 
 // Session stands for one live process and owns what the process has claimed. If the session is lost,
@@ -82,13 +82,13 @@ type Session struct {
 	returned atomic.Bool // and has returned
 	sweeper  sweeper
 	retries  logtext.Retries
-	joining  sync.Mutex // held while a worker is added, so that two queues of a table share one kind
+	joining  sync.Mutex // held while a worker is added, so that two queues on a table share one kind
 
 	mu      sync.Mutex // guards the fields below, and those of the kinds; never held across I/O
 	term    *term      // nil while there is none
 	closed  bool
 	drained bool
-	changed chan struct{} // closed and replaced when a field of these changes
+	changed chan struct{} // closed and replaced when one of these fields changes
 	kinds   map[string]*kind
 	history history
 }
@@ -107,7 +107,7 @@ type term struct {
 	busy  sync.WaitGroup     // calls of Do, and goroutines that free rows
 
 	requested chan struct{} // receives when there are requests to read, or asks
-	asks      []Claim       // for which ReleaseRequested is to be called; guarded by the session's mu
+	asks      []Claim       // claims with which to call ReleaseRequested; guarded by the session's mu
 
 	begunIn    string      // the mark of the lineage in which it was acquired
 	comparison *comparison // the last one; guarded by the session's mu
@@ -151,7 +151,7 @@ func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
 	return s, nil
 }
 
-// newTerm returns a term that has not been acquired, under an ID that was never used.
+// newTerm returns a term with a new ID, which has not been acquired.
 func (s *Session) newTerm() (t *term, err error) {
 	t = &term{id: uuid.NewString(), ended: make(chan struct{}), requested: make(chan struct{}, 1), renewing: make(chan struct{}, 1)}
 	t.lease, err = tenure.NewLease(s.store, tenure.LeaseConfig{
@@ -209,8 +209,8 @@ func (s *Session) Run(ctx context.Context) error {
 	return nil
 }
 
-// begin acquires a term. Each attempt has its own ID. If attempts shared one and an answer was lost, rows
-// with that ID would look free until the record appeared late.
+// begin acquires a term. Each attempt has its own ID. If attempts shared an ID and an answer was lost, rows
+// with that ID would look free until the late record appeared.
 func (s *Session) begin(ctx context.Context) (*term, error) {
 	t, err := s.newTerm()
 	if err != nil {
@@ -221,7 +221,7 @@ func (s *Session) begin(ctx context.Context) (*term, error) {
 	if t.Term, err = t.lease.TryAcquire(witnessed.Own(ctx)); err != nil {
 		return nil, err
 	}
-	on, err := tenure.LineageOf(ctx, s.store) // which it has just looked at
+	on, err := tenure.LineageOf(ctx, s.store) // which TryAcquire has just read
 	if err != nil {
 		return nil, errors.Join(err, t.lease.Release(ctx, t.Term))
 	}
@@ -379,7 +379,7 @@ func (s *Session) Valid() bool {
 	return s.term != nil && s.term.Valid()
 }
 
-// await returns when there is a term.
+// await waits until there is a term. If there will be none, it returns [ErrClosed].
 func (s *Session) await(ctx context.Context) error {
 	closed := false
 	err := s.until(ctx, func() bool {
@@ -392,7 +392,7 @@ func (s *Session) await(ctx context.Context) error {
 	return err
 }
 
-// until waits until something is true, which is asked with mu held whenever a field has changed.
+// until waits until is returns true. It calls is with mu held, at first and whenever a field has changed.
 func (s *Session) until(ctx context.Context, is func() bool) error {
 	for {
 		s.mu.Lock()
@@ -422,7 +422,7 @@ func (s *Session) over(t *term) error {
 	return nil
 }
 
-// update changes fields that mu guards, and wakes the calls of await.
+// update changes fields that mu guards, and wakes the calls of until.
 func (s *Session) update(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

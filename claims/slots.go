@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// mostSlots is how many slots a name has at most.
+	// mostSlots is the largest number of slots that a name may have.
 	mostSlots = 1000
 
 	// mostSpread is the time after a hint in which processes try to take a slot, each at a random moment,
@@ -23,12 +23,12 @@ const (
 	mostSpread = 2 * time.Millisecond
 )
 
-// Slots are a number of permits under one name, of which each is held by at most one claim: at most N
-// jobs of that name run at the same time, in all processes together. Each slot is a key of the kind
-// "slots/NAME" and has a number from 0 to N-1, which nobody else has meanwhile. As no count is
-// kept, none can be wrong: the slot of a process that has crashed is free when its session has expired.
+// Slots are N permits under one name. At most one claim holds each of them, so at most N jobs of that name run
+// at the same time, in all processes together. Each slot is a key of the kind "slots/NAME", with a number from
+// 0 to N-1 that no other holder has meanwhile. No count is kept that could be wrong: the slot of a crashed
+// process is free once its session has expired.
 //
-// Within a process calls get slots in the order in which they came. Among processes chance decides.
+// Within a process, calls get slots in the order in which they came. Between processes, the order is random.
 //
 // All methods are safe for concurrent use.
 type Slots struct {
@@ -40,8 +40,8 @@ type Slots struct {
 }
 
 // NewSlots returns n slots of a name, at least 1 and at most 1,000. A session has at most one Slots for each
-// name. Processes that use different numbers hold at most the greatest of them together. NewSlots does
-// no I/O.
+// name. If processes use different numbers, they hold at most the greatest of these together. NewSlots does no
+// I/O.
 func NewSlots(s *Session, name string, n int) (*Slots, error) {
 	slots, err := newSlots(s, name, n)
 	return slots, opError("new slots", err)
@@ -81,9 +81,9 @@ func validLimit(n int) error {
 	return nil
 }
 
-// SetLimit changes the number of slots, in this process. A slot whose number is too great now is not taken
-// again once it is free; to hurry its holder, call [Slots.RequestRelease]. Until then more than n may be
-// held, but never more than before. If there are more slots now, SetLimit wakes calls that wait, by a hint as [Keys.Wake] does.
+// SetLimit changes the number of slots, in this process. A slot with a number from n on is not taken again once
+// it is free. To hurry its holder, call [Slots.RequestRelease]. Until then more than n may be held, but never
+// more than before. If n is greater than before, SetLimit wakes waiting calls with a hint, as [Keys.Wake] does.
 func (s *Slots) SetLimit(n int) error {
 	if err := validLimit(n); err != nil {
 		return opError("set limit of "+s.keys.name, err)
@@ -109,10 +109,10 @@ func (s *Slots) Number(c Claim) int {
 	return n
 }
 
-// Take waits for a slot and takes the one whose last claim began longest ago, so that no number is used
-// again sooner than it must be. While there is no session, Take
-// waits for one; [ErrClosed] reports that there will be none. Errors of the store do not end it, except
-// [tenure.ErrSetup]. If a slot was taken before ctx was done, Take returns it without an error.
+// Take waits for a slot and takes the one whose last claim began longest ago, so that no number is used again
+// sooner than necessary. While there is no session, Take waits for one; [ErrClosed] reports that there will be
+// none. Errors of the store do not end it, except [tenure.ErrSetup]. If a slot was taken before ctx was done,
+// Take returns it without an error.
 func (s *Slots) Take(ctx context.Context) (Claim, error) {
 	c, err := s.wait(ctx)
 	return c, opError("take "+s.keys.name, err)
@@ -125,7 +125,7 @@ func (s *Slots) wait(ctx context.Context) (Claim, error) {
 	case <-ctx.Done():
 		return Claim{}, context.Cause(ctx)
 	}
-	// Other processes hear of it about a millisecond later, and follow the hint after mostSpread.
+	// Other processes hear of a freed slot about a millisecond later, and follow the hint within mostSpread.
 	if freed := time.UnixMicro(s.freed.Load()); time.Since(freed) < mostSpread {
 		pace.Sleep(ctx, rand.N(2*mostSpread))
 	}

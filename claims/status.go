@@ -26,7 +26,7 @@ type Status struct {
 	Since     time.Time         `json:"since,omitzero"`      // when the session began
 	RenewedAt time.Time         `json:"renewed_at,omitzero"` // when its last renewal was sent; zero: it is over
 	TTL       time.Duration     `json:"-"`
-	TrustLeft time.Duration     `json:"-"`          // for how long its claims may still be relied upon
+	TrustLeft time.Duration     `json:"-"`          // how long its claims may still be relied upon
 	Stuck     bool              `json:"stuck"`      // funcs of a lost session did not return in time, and still run
 	LastError string            `json:"last_error"` // of the last attempt to begin or renew a session; empty: it succeeded
 	Kinds     []KindStatus      `json:"kinds"`      // by name
@@ -133,10 +133,10 @@ type Listing struct {
 // was set back after the claim began.
 func (l Listing) Age(c Claim) time.Duration { return l.At.Sub(time.UnixMicro(c.Token)) }
 
-// List returns the claims of all sessions on keys of some kinds, as of one moment. It sends one
-// statement, and is meant for kinds with some thousand keys. Claims of sessions that are gone are not
-// listed. The claims of a crashed process are listed until its session has expired and was removed. List
-// does not need a call of Run.
+// List returns the claims of all sessions on keys of some kinds, as of one moment. It sends one statement, and
+// is meant for kinds with a few thousand keys. Claims of sessions that are gone are not listed. The claims of a
+// crashed process are listed until its session has expired and been removed. List works even while
+// [Session.Run] does not run.
 func (s *Session) List(ctx context.Context, kinds ...string) (Listing, error) {
 	listing, err := s.list(ctx, kinds)
 	return listing, opError("list claims of "+strings.Join(kinds, ", "), err)

@@ -17,14 +17,8 @@ import (
 	"github.com/tenurelib/tenure/internal/sighting"
 )
 
-const (
-	// pruneEvery is the time between two deletions of the rows that were not claimed for a day.
-	pruneEvery = time.Hour
-
-	// freeAtMost is the number of sessions whose rows in one table are freed at the same time, by one statement each, so that
-	// claims have connections left.
-	freeAtMost = 2
-)
+// pruneEvery is the time between two deletions of rows that were not claimed for a day.
+const pruneEvery = time.Hour
 
 // sweeper finds sessions that have expired, removes them, and frees the rows of sessions that are
 // gone.
@@ -33,18 +27,18 @@ type sweeper struct {
 
 	waiting atomic.Int32                    // callers that wait for keys or rows
 	kick    chan struct{}                   // receives when a caller begins to wait, or notes an owner
-	known   atomic.Pointer[map[string]bool] // the sessions that the last looks have seen
+	known   atomic.Pointer[map[string]bool] // the sessions that the last looks found
 	unknown atomic.Bool                     // a caller has noted an owner that is not among them
 
 	// The goroutine of run owns the fields below.
 
-	named   map[*ownerTable]map[string]bool // the sessions that the last look at a table has seen
+	named   map[*ownerTable]map[string]bool // the sessions that the last look at a table found
 	looking map[*ownerTable]bool            // tables of the user that a goroutine is looking at
 	looked  chan look                       // what these goroutines find
 
 	seen     map[string]*seenSession // the records of sessions, by their IDs
 	shortest time.Duration           // the shortest TTL of a session
-	orphans  map[string]time.Time    // sessions that were gone although rows of the user named them, and since when
+	orphans  map[string]time.Time    // sessions without a record that rows of the user still name, and since when
 	expiry   time.Time               // the next sweep need not come earlier: no session expires before
 	after    string                  // where the next list of sessions begins, see collect
 	round    int                     // how many times collect has gone through all sessions
@@ -77,8 +71,8 @@ func (w *sweeper) init(s *Session) {
 	w.shortest = s.cfg.TTL
 }
 
-// addWaiter notes that a caller waits for keys, until it calls remove. Meanwhile the sweeper also looks
-// whenever a session can expire, instead of only once per TTL.
+// addWaiter notes that a caller waits for keys, until it calls remove. Meanwhile the sweeper looks whenever a
+// session can expire, and not only once per TTL.
 func (w *sweeper) addWaiter() (remove func()) {
 	w.waiting.Add(1)
 	notify(w.kick)
@@ -218,11 +212,10 @@ func (w *sweeper) lookBeside(ctx context.Context, table *ownerTable, regular boo
 	})
 }
 
-// judgeNamed judges the sessions that the rows of a table name. It removes sessions that have expired,
-// and frees their rows. The rows of a session that is already gone are freed only after a look at a
-// random moment: all processes with waiting callers look at the same moment, and the one that has
-// removed the session frees its rows. A session without a record never gets one again, so each look
-// stands for itself.
+// judgeNamed judges the sessions that the rows of a table name. It removes those that have expired, and frees
+// their rows. The rows of a session that is already gone are freed only after a look at a random moment: all
+// processes with waiting callers look at the same moment, and the one that has removed the session frees its
+// rows. A session without a record never gets one again, so each look stands for itself.
 func (w *sweeper) judgeNamed(ctx context.Context, l look) {
 	s := w.s
 	rows := l.table != s.table
@@ -299,11 +292,11 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 	}
 	seen.round = w.round
 	in, _ := seen.CanExpireIn(o, h, s.cfg.Expiry == tenure.Observed)
-	if h.Offered { // the session has ended on a request to hand over, and no session takes another over
+	if h.Offered { // the session has ended on a request to hand over, but no session takes over another
 		in = 0
 	}
 	w.shortest = min(w.shortest, max(h.TTL, s.cfg.TTL/10))
-	if len(h.Unconfirmed) > 0 { // no session has written this record, so it is neither judged nor looked at all the time
+	if len(h.Unconfirmed) > 0 { // no session writes such a record, so one look per TTL is enough
 		in = max(in, s.cfg.TTL)
 	}
 	on, err := tenure.LineageOf(ctx, s.store)
@@ -331,7 +324,7 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 		w.free(ctx, id, s.tables()...)
 	case errors.Is(err, tenure.ErrNotFound): // another process was faster, and frees the rows
 		delete(w.seen, id)
-	default: // perhaps it was renewed, or the call failed
+	default: // it was renewed, or the call failed
 		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0)))
 	}
 }
@@ -340,50 +333,6 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 func (w *sweeper) canExpire(at time.Time) {
 	if at.Before(w.expiry) {
 		w.expiry = at
-	}
-}
-
-// namedRows are the rows of a table that name a session.
-type namedRows struct {
-	table   *ownerTable
-	session string
-}
-
-// free frees the rows of a session that is gone. Each table has its own goroutine, so that neither the
-// next session to expire nor the other tables have to wait.
-func (w *sweeper) free(ctx context.Context, id string, tables ...*ownerTable) {
-	for _, table := range tables {
-		if _, frees := w.freeing.LoadOrStore(namedRows{table, id}, true); !frees {
-			w.frees.Go(func() { w.freeRows(ctx, namedRows{table, id}) })
-		}
-	}
-}
-
-func (w *sweeper) freeRows(ctx context.Context, of namedRows) {
-	defer w.freeing.Delete(of)
-	slots, _ := w.slots.LoadOrStore(of.table, make(chan struct{}, freeAtMost))
-	select {
-	case slots.(chan struct{}) <- struct{}{}:
-		defer func() { <-slots.(chan struct{}) }()
-	case <-ctx.Done():
-		return
-	}
-	ctx = objects.WithoutSync(ctx) // if a crash undoes this, a later sweep finds the rows
-	for failures := 0; ; failures++ {
-		freed, err := w.s.freeRows(ctx, of.table, of.session, 1, nil, func(objects.Claim) objects.Freeing { return objects.Freeing{Lost: true} })
-		w.freed.Add(int64(freed))
-		if err == nil {
-			return
-		}
-		const most = 4 // within a RenewInterval; then the rows of other sessions have the slot
-		if failures == most {
-			w.failed(ctx, "failed to free the rows of a session that is gone; retrying within a TTL", err)
-			return
-		}
-		w.failed(ctx, "failed to free the rows of a session that is gone; retrying", err)
-		if !pace.Sleep(ctx, pace.Retry(w.s.cfg.RenewInterval, longestRetryPause, failures)) {
-			return
-		}
 	}
 }
 
@@ -419,8 +368,8 @@ func (w *sweeper) collect(ctx context.Context) {
 	}
 }
 
-// prune deletes the rows that were not claimed for a day, in a goroutine. After each statement it pauses
-// for as long as the statement took, which leaves half of the time to others.
+// prune deletes rows that were not claimed for a day, in a goroutine. After each statement it pauses for as
+// long as the statement took, which leaves half of the time to others.
 func (w *sweeper) prune(ctx context.Context) {
 	if !w.pruning.CompareAndSwap(false, true) {
 		return

@@ -19,19 +19,18 @@ import (
 
 // TakeOptions says which rows a call takes.
 type TakeOptions struct {
-	// N is how many rows are taken at most. It is never more than 1,000.
+	// N is the largest number of rows to take. No call takes more than 1,000.
 	N int
 
-	// Where is a further SQL condition of the rows, with $1, $2, … for Args on either database, outside of
-	// quotes. Callers that wait with different conditions take rows separately, each with statements of its
+	// Where is another SQL condition on the rows, in which $1, $2, … outside of quotes stand for Args on either
+	// database. Callers that wait with different conditions take rows separately, each with statements of its
 	// own. Where must not come from user input, but Args may. Optional.
 	Where string
 	Args  []any
 
-	// Have is for TakeFor and TryTakeFor: the claims of which the session's worker knows. Rows that the session
-	// owns beyond these were taken by a call whose answer was lost. They are returned first, whatever Where
-	// says, and then nothing is taken. An empty list means that the worker knows of none; with nil, nothing is
-	// looked up.
+	// Have is for TakeFor and TryTakeFor: the claims that the session's worker knows. Any other rows of the
+	// session were taken by a call whose answer was lost. They are returned first, whatever Where says, and
+	// then nothing is taken. An empty list means that the worker knows of none; with nil, nothing is looked up.
 	Have []Claim
 }
 
@@ -54,13 +53,13 @@ type source struct {
 	filter objects.Filter
 }
 
-// is reports whether two sources are the same; nil is none.
+// is reports whether two sources are the same; nil equals none.
 func (s *source) is(other *source) bool {
 	return s != nil && other != nil && s.q == other.q && s.filter.Where == other.filter.Where &&
 		(len(s.filter.Args) == 0 || reflect.DeepEqual(s.filter.Args, other.filter.Args))
 }
 
-// line is the calls of Take with one filter.
+// line holds the calls of Take with the same filter.
 type line struct {
 	source
 	leads chan struct{} // held by the call that takes for all others
@@ -78,9 +77,10 @@ type takeCall struct {
 // statement. While there is no session, Take waits for one; [ErrClosed] reports that there will be none.
 // Errors of the store do not end it, except [tenure.ErrSetup].
 //
-// The caller works on each row, with [Worker.Do] or on its own, and ends the claim by a Finish
-// method, Release or ReleaseAfter. An attempt is counted when a row is taken, even if the
-// database's answer is lost, and may be taken back, see [QueueConfig.MaxAttempts]. If rows were taken before ctx was done, Take returns them without an error.
+// The caller works on each row, with [Worker.Do] or on its own, and ends the claim with a Finish method,
+// Release or ReleaseAfter. An attempt is counted when a row is taken, even if the database's answer is lost,
+// and may be taken back, see [QueueConfig.MaxAttempts]. If rows were taken before ctx was done, Take returns
+// them without an error.
 func (w *Worker) Take(ctx context.Context, n int) ([]Claim, error) {
 	return w.TakeWith(ctx, TakeOptions{N: n})
 }
@@ -206,7 +206,7 @@ func (w *Worker) takeForWaiters(ctx context.Context, l *line) error {
 		t.got <- got[:n:n]
 		got, l.takes = got[n:], l.takes[1:]
 	}
-	if len(got) > 0 { // their callers have given up
+	if len(got) > 0 { // the calls that wanted them have returned
 		go func() { _ = w.kind.release(context.Background(), got) }()
 	}
 	return err
@@ -292,9 +292,9 @@ func newTaker(q *Queue, limit, longest time.Duration) *taker {
 	return &taker{q: q, limit: limit, longest: longest, refused: make(map[refusal]span)}
 }
 
-// skip has a row skipped for a while when rows are taken for a session. Each time is longer than the
-// last, up to a limit: the reason for the refusal may go away at any time, and meanwhile the rows
-// behind this one must have their turn.
+// skip makes take skip a row for a while, for one session. Each time is longer than the last, up to a limit:
+// the reason for the refusal may go away at any time, and meanwhile the rows behind this one must have their
+// turn.
 func (t *taker) skip(session, id string, atLeast time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -317,8 +317,8 @@ func (t *taker) skipped(session string, strays []string) []string {
 	return skipped
 }
 
-// take takes rows, except strays. If the database refuses some of them, it takes the others, and has the
-// refused ones skipped. It may return rows together with an error.
+// take takes rows, except strays. If the database refuses some of them, take takes the others, and skips the
+// refused ones for a while. It may return rows together with an error.
 func (t *taker) take(ctx context.Context, take objects.Taking, strays []string, send func(objects.Taking) ([]objects.Claim, error)) (rows []objects.Claim, err error) {
 	const most = 10 // then other callers have their turn
 	groups, wanted, all := t.q.rows.groups, take.N, error(nil)
@@ -357,9 +357,8 @@ func (t *taker) take(ctx context.Context, take objects.Taking, strays []string, 
 	}
 }
 
-// takeOf goes through rows n at a time, and takes those that the database does not refuse from the
-// first n of which it accepts any. If it refuses several rows and accepts none, takeOf returns that as
-// all: the reason may be the session.
+// takeOf tries rows n at a time, until the database accepts some of them, and takes these. If it refuses
+// several rows and accepts none, takeOf returns that as all: the reason may be the session.
 func (t *taker) takeOf(session string, n int, ids []string, send func(only []string) ([]objects.Claim, error)) (rows []objects.Claim, all, err error) {
 	refused := make(map[string]error)
 	for some := range slices.Chunk(ids, n) {

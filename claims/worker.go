@@ -98,9 +98,9 @@ func (w *Worker) register(ctx context.Context) {
 	w.q.registered.Store(w.q.register(ctx))
 }
 
-// TryClaim takes the given rows that are free and ready, in no order, and does not wait for rows. It may
-// return none. It counts attempts as [Worker.Take] does, and rows without attempts left are not returned. In
-// all else TryClaim is like [Keys.TryClaim].
+// TryClaim takes those of the given rows that are free and ready, in no particular order. It does not wait for
+// rows, and may return none. It counts attempts as [Worker.Take] does, and does not return rows without
+// attempts left. Otherwise TryClaim is like [Keys.TryClaim].
 func (w *Worker) TryClaim(ctx context.Context, ids ...string) ([]Claim, error) {
 	var got []Claim
 	err := w.kind.table.validKeys(w.q.cfg.Table, ids)
@@ -122,9 +122,9 @@ func (w *Worker) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
 	return got, w.q.failed("claim", err)
 }
 
-// Do calls fn with a context that ends when the claim does. When fn has returned, Do frees the row,
-// unless fn has ended the claim itself. At [QueueConfig.Deadline] the context ends with the cause
-// [ErrOverdue], which Do then returns too. In all else Do is like [Keys.Do].
+// Do calls fn with a context that ends when the claim does. When fn has returned, Do frees the row, unless fn
+// has ended the claim itself. At [QueueConfig.Deadline] the context ends with the cause [ErrOverdue], which Do
+// then returns too. Otherwise Do is like [Keys.Do].
 func (w *Worker) Do(ctx context.Context, c Claim, fn func(context.Context) error) error {
 	return w.kind.do(ctx, c, fn)
 }
@@ -147,12 +147,12 @@ func (w *Worker) Holds(c Claim) bool { return w.kind.holds(c) }
 // Len returns how many claims the session holds.
 func (w *Worker) Len() int { return w.kind.size() }
 
-// errUnfinished is the reason for which a row is released although its func has returned nil.
+// errUnfinished is the reason why a row is released although its func has returned nil.
 var errUnfinished = errors.New("the func returned nil, but did not end its claim, and QueueConfig.Done is not set")
 
-// Serve takes rows and calls fn for each, for up to workers rows at a time, until ctx is done or the
-// session closes. Then it takes no more rows, waits until every fn has returned, and returns nil.
-// The context of fn is that of [Worker.Do]. It does not end with ctx, but when the session closes.
+// Serve takes rows and calls fn for each, up to workers rows at a time, until ctx is done or the session
+// closes. Then it takes no more rows, waits until every fn has returned, and returns nil. The context of fn is
+// that of [Worker.Do]. It does not end with ctx, but when the session closes.
 //
 // fn ends the claim with a Finish method of the queue, Release or ReleaseAfter. If fn returns nil and
 // has not ended the claim, Serve finishes the row as [Queue.Finish] does, provided that
@@ -235,7 +235,7 @@ func (w *Worker) serve(ctx context.Context, idle chan struct{}, begin func(Claim
 	}
 }
 
-// runOne runs fn for a row, and then finishes or releases the row. done finishes it; nil: fn does.
+// runOne runs fn for a row, and then finishes or releases the row. done finishes it; if done is nil, fn does.
 func (w *Worker) runOne(ctx context.Context, c Claim, fn, done func(context.Context, Claim) error) {
 	log := func(err error) {
 		if err != nil {
@@ -263,7 +263,7 @@ func (w *Worker) runOne(ctx context.Context, c Claim, fn, done func(context.Cont
 // why the row is not finished.
 func (w *Worker) settle(ctx context.Context, c Claim, err error, done func(context.Context, Claim) error) error {
 	held := w.Holds(c)
-	cause := context.Cause(ctx) // set by now if it is why the claim is not held
+	cause := context.Cause(ctx) // after Holds, so that it is set if it is why the claim is not held
 	// A session that closes holds nothing any more, but what its funcs have done still counts.
 	closing := errors.Is(cause, tenure.ErrShutdown) && err == nil && done != nil && w.kind.unended(c)
 	if !held && !closing || err != nil && cause != nil && !errors.Is(cause, ErrOverdue) { // the claim has ended, or others may have the row at once
@@ -299,7 +299,7 @@ func (w *Worker) finishDone(ctx context.Context, c Claim) error {
 		switch {
 		case err == nil:
 			return nil
-		case (errors.Is(err, errLocked) || isTooSlow(err)) && ctx.Err() == nil: // it has waited long enough, and has written nothing
+		case (errors.Is(err, errLocked) || isTooSlow(err)) && ctx.Err() == nil: // endOne has waited, and has written nothing
 			failures--
 		case errors.Is(err, tenure.ErrLost), errors.Is(err, tenure.ErrInvalid), errors.Is(err, tenure.ErrSetup), isRefused(err):
 			return err

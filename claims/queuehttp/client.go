@@ -35,7 +35,8 @@ type ClientConfig struct {
 	Logger  *slog.Logger // default slog.Default()
 }
 
-// Client works on the tasks of a queue. It stays with a server until that fails, and then goes on with the next.
+// Client works on the tasks of a queue. It stays with a server until that server fails, and then goes on with
+// the next.
 //
 // All methods are safe for concurrent use.
 type Client struct {
@@ -68,8 +69,8 @@ const (
 	retryPause = time.Second      // at the longest
 )
 
-// Serve takes tasks and calls fn for each, for up to n tasks at a time, until ctx is done. Then it takes no more,
-// waits until every fn has returned, gives their tasks back, and returns nil. No error of a server ends it.
+// Serve takes tasks and calls fn for each, up to n tasks at a time, until ctx is done. Then it takes no more,
+// waits until every fn has returned, gives their tasks back, and returns nil. Errors of servers do not end it.
 //
 // If fn returns no error, Serve finishes the task with the result, as JSON. Otherwise it gives the task back: for
 // [claims.QueueConfig.Backoff], or at once if the context of fn is done. The context ends when ctx is done, with
@@ -113,7 +114,7 @@ type work struct {
 	deadline clock.Reading                            // of the trust in the session
 }
 
-// trust trusts the session for a TTL, less a margin for clocks of different rates, since a request that was
+// trust trusts the session for a TTL, less a margin for clocks of different rates, from when a request that was
 // answered was sent.
 func (w *work) trust(sent clock.Reading) {
 	w.mu.Lock()
@@ -254,7 +255,7 @@ func (w *work) settle(ctx context.Context, t Task, result any, err error) {
 		var text []byte
 		if text, err = json.Marshal(result); err == nil {
 			_, err = w.send(ctx, "finish", request{Results: []Result{{t.Claim, text}}})
-			if errors.Is(err, tenure.ErrLost) { // or an earlier try was obeyed, whose answer was lost
+			if errors.Is(err, tenure.ErrLost) { // or an earlier try has finished the task, and its answer was lost
 				logger.Warn("the result of a task was refused", "error", err)
 				return
 			}
@@ -287,7 +288,7 @@ func (w *work) send(ctx context.Context, name string, in request) (answer, error
 	return out, err
 }
 
-// refusal is a server's answer that repeating the request can't change.
+// refusal is a server's answer that would be the same if the request were repeated.
 type refusal struct {
 	status int
 	text   string
@@ -306,7 +307,7 @@ func (r *refusal) Is(target error) bool {
 }
 
 // send sends a request to one server after another until one answers it, or ctx is done. Each try has a limit.
-// send also returns when the try was sent that was answered.
+// It also returns when the answered try was sent.
 func (c *Client) send(ctx context.Context, limit time.Duration, name string, in request) (out answer, sent clock.Reading, err error) {
 	body, err := json.Marshal(in)
 	if err != nil {

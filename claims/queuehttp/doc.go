@@ -1,19 +1,17 @@
-// Package queuehttp serves a queue of package claims over HTTP, to workers that reach no database. Its name
-// is formed like those of promhttp and otelhttp.
+// Package queuehttp serves a queue of package claims over HTTP, to workers that cannot reach the database.
 //
-// A [Handler] is an [http.Handler] for one queue. There may be any number of servers with handlers of the same
-// queue. They keep nothing in memory, and a worker may send each request to another one. A [Client] is a worker
+// A [Handler] is an [http.Handler] for one queue. Any number of servers may have handlers of the same queue.
+// They keep nothing in memory, and a worker may send each request to a different server. A [Client] is a worker
 // in Go. Workers in other languages speak the protocol below.
 //
-// A worker works on some tasks at once, under a session of its own, for which it sends one heartbeat. A task is a
-// row of the queue with its claim and what [Config.Payloads] says of it. If a worker dies, others get its tasks a
-// TTL later. A result that comes too late is refused. The database decides what is too late, whatever the servers
-// and workers believe.
+// A worker works on several tasks at once, under a session of its own, which its heartbeats renew. A task is a
+// row of the queue, with its claim and what [Config.Payloads] returns for it. If a worker dies, other workers
+// get its tasks a TTL later. A result that comes too late is refused. The database decides what is too late,
+// whatever the servers and workers believe.
 //
 // # Protocol
 //
-// All requests are POST, and bodies are JSON. Names that are not known are ignored. A session is what begin
-// returned.
+// All requests are POST, and bodies are JSON. Unknown names are ignored. SESSION is what begin returned.
 //
 //	begin      {"holder": NAME}                                  {"session": SESSION}
 //	heartbeat  {"session": SESSION, "have": [CLAIM, …]}          {"ended": [CLAIM, …]}: the claims of have that have ended
@@ -24,12 +22,13 @@
 //	goodbye    {"session": SESSION}                              {}
 //
 // A worker sends a heartbeat three times per ttl_seconds of its session. It trusts the session for ttl_seconds,
-// less a thirtieth, counted from the moment before it sent the last begin or heartbeat that was answered. Then it
-// stops its work.
-// It sends one take at a time, which lists all claims that it has, and waits up to a sixth of the TTL if there is
-// no task. It has a claim until the finish, nack or abandon was answered, by a 200, 400 or 409, or a heartbeat has
-// said that the claim has ended. Tasks whose answer was lost come with the next take. Nack gives tasks back for a while, by default for
-// [claims.QueueConfig.Backoff], and abandon at once. Finish, nack and abandon end all of their claims, or none.
+// less a thirtieth, counted from just before it sent the last begin or heartbeat that was answered. After that
+// it stops its work. It sends one take at a time, which lists all claims that it has, and waits up to a sixth
+// of the TTL if there is no task. It has a claim until the finish, nack or abandon was answered, by a 200, 400
+// or 409, or a heartbeat has said that the claim has ended. Tasks whose answer was lost come with the next
+// take. Nack gives tasks back and holds them back for a while, by default for [claims.QueueConfig.Backoff].
+// Abandon gives them back for others to take at once. Finish, nack and abandon end all of their claims, or
+// none.
 //
 // Each request may be repeated. Errors are {"error": TEXT}, with a status:
 //

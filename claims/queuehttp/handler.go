@@ -27,9 +27,10 @@ type Config struct {
 	// TTL is how long the session of a worker stands after its last heartbeat. Default 30s.
 	TTL time.Duration
 
-	// Payloads returns what workers are told of rows, by the rows' IDs. The values become JSON; a row without
-	// one has the payload null. Rows whose values do not become JSON are given back for the queue's Backoff, and
-	// so are all of ids after an error. Their attempts count. Default: workers get the claims alone.
+	// Payloads returns what workers are told of rows, by the rows' IDs. The values are encoded as JSON; a row
+	// without one has the payload null. Rows whose values can't be encoded are given back and held back for the
+	// queue's Backoff, and so are all rows after an error. Their attempts count. Default: workers get the
+	// claims alone.
 	Payloads func(ctx context.Context, ids []string) (map[string]any, error)
 
 	// Finish ends the claims of results together with what it writes, with FinishPostgres, FinishSQLite or
@@ -43,8 +44,9 @@ type Config struct {
 	Logger *slog.Logger // default slog.Default()
 }
 
-// Handler serves one queue. It has no access control: wrap it. It goes by the last element of a request's path,
-// so it can be mounted anywhere. An [http.Server.WriteTimeout] must leave a take a sixth of the TTL to wait.
+// Handler serves one queue. It has no access control: wrap it. It looks only at the last element of a request's
+// path, so it can be mounted anywhere. An [http.Server.WriteTimeout] must leave a take a sixth of the TTL to
+// wait.
 //
 // All methods are safe for concurrent use.
 type Handler struct {
@@ -155,8 +157,8 @@ func (h *Handler) begin(ctx context.Context, in request) (answer, error) {
 	return answer{Session: &session{ID: id, Term: term.ID(), Token: term.Token(), TTL: seconds.Duration(h.cfg.TTL)}}, nil
 }
 
-// resume renews a worker's session, whichever server began it. The worker trusts the session, and this server
-// does not.
+// resume renews a worker's session, whichever server began it. Only the worker relies on the session, and this
+// server never does.
 func (h *Handler) resume(ctx context.Context, s *session) (*tenure.Lease, *tenure.Term, error) {
 	if s.ID == "" {
 		return nil, nil, fmt.Errorf("%w: session is missing: send what begin has returned", tenure.ErrInvalid)
@@ -220,8 +222,8 @@ func (h *Handler) take(ctx context.Context, in request) (answer, error) {
 	return out, nil
 }
 
-// putOff gives tasks back that no worker can be told of, so that others come before them. If that fails, the next
-// take returns them.
+// putOff gives back tasks that no worker can be told of, so that others come before them. If that fails, the
+// next take returns them.
 func (h *Handler) putOff(ctx context.Context, cs []claims.Claim) {
 	if len(cs) == 0 {
 		return
