@@ -16,9 +16,9 @@ type Plan interface {
 	Next(after time.Time) time.Time
 }
 
-// Interval returns the plan whose slots are all multiples of an interval, plus a phase,
-// since midnight UTC on 1 January 1970. So Interval(24*time.Hour, 3*time.Hour) is daily at
-// 03:00 UTC, whenever the program was started. It panics if the interval is not positive.
+// Interval returns the plan whose slots are all multiples of an interval, plus a phase, since midnight UTC on 1
+// January 1970. For example, Interval(24*time.Hour, 3*time.Hour) is daily at 03:00 UTC, whenever the program
+// was started. It panics if the interval is not positive.
 func Interval(interval, phase time.Duration) Plan {
 	if interval <= 0 {
 		panic(fmt.Sprintf("schedule: Interval: interval %v is not positive", interval))
@@ -39,7 +39,7 @@ func (p every) Next(after time.Time) time.Time {
 	return epoch.Add((n + 1) * p.interval).UTC()
 }
 
-// located is a plan that gets all times in one location, and whose answers are checked.
+// located is a plan that gets all times in one location. It checks the plan's answers.
 type located struct {
 	plan     Plan
 	location *time.Location

@@ -180,14 +180,15 @@ func (s *Schedule) Run(ctx context.Context) error {
 // fatalError is an error that a retry would not fix.
 type fatalError struct{ error }
 
-// marked is the state in which this term has last marked a slot as done, and the lineage of the store in which it has. A
-// failover may lose the mark, but not the work of a slot, which is elsewhere.
+// marked is the state with which this term last marked a slot as done, and the store's lineage at that time. A
+// failover may lose the mark but not the work of the slot, which is elsewhere.
 type marked struct {
 	State
 	lineage string
 }
 
-// restore marks a slot as done again if a failover has lost that. Whoever else has changed the state wanted to.
+// restore marks a slot as done again if a failover has lost the mark. Any other change of the state was
+// intended.
 func (s *Schedule) restore(ctx context.Context, store tenure.Store, r record, last marked) (record, error) {
 	if !last.Done.After(r.Done) {
 		return r, nil
@@ -209,7 +210,7 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 	if err == nil || errors.Is(err, tenure.ErrNotFound) && !last.Done.IsZero() {
 		r, err = s.restore(ctx, store, r, *last)
 	}
-	if errors.Is(err, tenure.ErrNotFound) || err == nil && r.Location == "" { // before a slot runs that another replica would take for another time
+	if errors.Is(err, tenure.ErrNotFound) || err == nil && r.Location == "" { // before a slot runs, because another replica could place it at another time
 		r.Location = s.cfg.Location.String()
 		r, err = s.write(ctx, store, r)
 	}
@@ -300,8 +301,8 @@ func (s *Schedule) location(r record) (*time.Location, error) {
 	return location, nil
 }
 
-// run runs one slot, and marks it as done unless it failed. It returns why the slot is not done,
-// nil if it is, and separately the error of a call to the store.
+// run runs one slot, and marks it as done unless it failed. It returns why the slot is not done, or nil if it
+// is, and separately the error of a call to the store.
 func (s *Schedule) run(ctx context.Context, store tenure.Store, r record, slot Slot) (failed, err error) {
 	if !r.Begun.Equal(slot.Time) {
 		r.Begun = slot.Time
@@ -347,7 +348,7 @@ func (s *Schedule) read(ctx context.Context, store tenure.Store) (record, error)
 	return s.decode(store.Get(ctx, s.cfg.Key))
 }
 
-// write writes a record in the place of the one that was read.
+// write replaces the record that was read.
 func (s *Schedule) write(ctx context.Context, store tenure.Store, r record) (record, error) {
 	cond := tenure.IfAbsent()
 	if r.version != 0 {
@@ -356,7 +357,7 @@ func (s *Schedule) write(ctx context.Context, store tenure.Store, r record) (rec
 	return s.decode(store.PutIf(ctx, s.object(r.State), cond))
 }
 
-// decode takes what a call to the store has returned.
+// decode decodes what a call to the store has returned.
 func (s *Schedule) decode(obj tenure.Object, err error) (record, error) {
 	if err != nil {
 		return record{}, err

@@ -20,6 +20,6 @@
 // A member counts once it has been present for [Config.Settle], so processes that start together divide
 // the shards among them at once. Until then a member neither claims shards nor makes others stop any.
 //
-// Hints wake the members, which also look once per TTL. What they send does not depend on the number of
-// shards.
+// Hints wake the members, which also look once per TTL. The number of statements that they send does not depend
+// on the number of shards.
 package shards

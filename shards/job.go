@@ -18,7 +18,7 @@ const (
 	firstPause   = 100 * time.Millisecond
 	longestPause = 30 * time.Second
 
-	// tooLong is how long a func may take to return before that is logged.
+	// tooLong is how long a func may take to return before this is logged.
 	tooLong = 10 * time.Second
 )
 
@@ -44,7 +44,7 @@ func ClaimFromContext(ctx context.Context) claims.Claim { return claims.ClaimFro
 
 // start begins to work for shards that were claimed.
 func (m *Member) start(ctx context.Context, got []claims.Claim) {
-	ctx = context.WithoutCancel(ctx) // each func is told by itself, with a cause
+	ctx = context.WithoutCancel(ctx) // each func is told separately, with a cause
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	slices.SortFunc(got, func(a, b claims.Claim) int { return cmp.Compare(a.Key.ID, b.Key.ID) })
@@ -54,7 +54,7 @@ func (m *Member) start(ctx context.Context, got []claims.Claim) {
 		m.shards[s.id] = s
 		m.funcs.Go(func() {
 			defer m.ended(s)
-			// It fails if the session was lost. The func has been told of that.
+			// An error means that the session was lost, which the func has been told.
 			_ = m.keys.Do(ctx, c, func(ctx context.Context) error { m.serve(ctx, s); return nil })
 		})
 	}
@@ -73,7 +73,7 @@ func (m *Member) serve(ctx context.Context, s *shard) {
 	}
 }
 
-// call calls Work once. It reports whether it did: not if the shard had been told to stop before.
+// call calls Work once. It reports whether it did: if the shard was told to stop before, it does not.
 func (m *Member) call(ctx context.Context, s *shard, pause *pace.Doubling) bool {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

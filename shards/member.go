@@ -32,14 +32,13 @@ type Config struct {
 	Count int      // the number of shards; their IDs are "0", "1", …
 	IDs   []string // the IDs of the shards, instead of a Count
 
-	// Work works for one shard until ctx is done, and must then return: no other process begins before
-	// it has. [context.Cause] says why: [tenure.ErrResigned] if the shard moves, [tenure.ErrShutdown]
-	// if this process stops, [tenure.ErrUnhealthy] if its Check fails, and [tenure.ErrLost] or
-	// [tenure.ErrDeadline] if its session was lost. [ClaimFromContext] returns the claim, which can
-	// fence writes.
+	// Work does the work of one shard until ctx is done, and must then return: no other process begins before
+	// it has. [context.Cause] says why: [tenure.ErrResigned] if the shard moves, [tenure.ErrShutdown] if this
+	// process stops, [tenure.ErrUnhealthy] if its Check fails, and [tenure.ErrLost] or [tenure.ErrDeadline] if
+	// its session was lost. [ClaimFromContext] returns the claim, which can fence writes.
 	//
-	// If Work returns before ctx is done, with an error or without, it is called again, after a pause
-	// that grows from 100 ms to 30 s. It may run for many shards at the same time.
+	// If Work returns before ctx is done, with or without an error, it is called again, after a pause that
+	// grows from 100 ms to 30 s. It may run for many shards at the same time.
 	Work func(ctx context.Context, id string) error
 
 	// Settle is how long a process has to be present before shards move to it. Processes that start
@@ -173,12 +172,12 @@ func (m *Member) Run(ctx context.Context) error {
 	return nil
 }
 
-// longestRetryPause limits the pause before something that failed is tried again.
+// longestRetryPause is the longest pause before a retry.
 const longestRetryPause = 5 * time.Second
 
-// join takes part under the present session until the session is lost, ctx is done, or this process gives
-// its shards up because it is unhealthy. A member has a new key each time, so the token of the key tells
-// when the member joined.
+// join takes part under the present session until the session is lost, ctx is done, or this process gives up
+// its shards because it is unhealthy. A member has a new key each time, so the key's token tells when the
+// member joined.
 func (m *Member) join(ctx context.Context) (joined bool, err error) {
 	for {
 		waits, err := m.mustWait(ctx)
@@ -304,8 +303,8 @@ const floodPace = 100 * time.Millisecond
 
 var errNoMember = errors.New("the row that makes this process a member is gone")
 
-// look lists members and shards, and follows the rule. It returns whether there was anything to do, and in
-// what time to look again at the latest.
+// look lists members and shards, and follows the rule. It returns whether there was anything to do, and the
+// longest time until the next look.
 func (m *Member) look(ctx context.Context, me claims.Claim, seen *sightings) (did bool, next time.Duration, err error) {
 	listing, err := m.session.List(ctx, m.cfg.Kind, m.cfg.Kind+memberSuffix)
 	if err != nil {
@@ -396,7 +395,7 @@ func (m *Member) sort(listing claims.Listing) (members []claims.Claim, owned own
 
 // Owner returns the holder of the session that owns a shard, with its labels, so that a request can be sent
 // there. If no session owns the shard at this moment, the error is [tenure.ErrNotFound]. A crashed process
-// counts as the owner until its session has expired and was removed.
+// counts as the owner until its session has expired and been removed.
 func (m *Member) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 	if _, found := slices.BinarySearch(m.sorted, id); !found {
 		return tenure.Holding{}, fmt.Errorf("shards: owner of %q of %s: %w: there is no such shard", id, m.cfg.Kind, tenure.ErrInvalid)
@@ -404,8 +403,8 @@ func (m *Member) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 	return m.keys.Owner(ctx, id)
 }
 
-// Keys returns the claims of the shards, for package route and others that look at them. Only the Member
-// may claim, release or detach them.
+// Keys returns the claims of the shards, for package route and other readers. Only the Member may claim,
+// release or detach them.
 func (m *Member) Keys() *claims.Keys { return m.keys }
 
 // wake makes Run's goroutine look again.

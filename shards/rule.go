@@ -13,8 +13,8 @@ const settled = 4
 // first, so that no shard moves without need. Then come the youngest, because in a rolling restart the old
 // members are about to leave. The result stays the same while members stop and claim shards accordingly.
 //
-// Each event moves the fewest shards that leave all members with the same number, or one more. Let S shards
-// be spread over N members: each has f = ⌊S/N⌋, and r of them have one more. A leave moves the shards of that
+// Each event moves as few shards as it can while all members have the same number, or one more. Let S shards be
+// spread over N members: each has f = ⌊S/N⌋, and r of them have one more. A leave moves the shards of that
 // member, f or f + 1; the join of its successor moves f. If every member that stops in a rolling restart has
 // one more, that is N · (2f + 1) = 2S − 2r + N moves: more than 2S if r < N/2, so some shard moves three times,
 // and one shard on 10 members would move 10 times. It therefore matters which members have one more. A rule
@@ -39,10 +39,10 @@ func shares(shards int, has []int) []int {
 	return result
 }
 
-// counted returns how many members count, given the members' ages, the oldest first. A member counts if
-// some member, itself or a younger one, joined and no other joined for the settling time after that. It
-// also counts if it is old. Every member gets the same result at the same time, and the members that count
-// are always the oldest. In says in what time there may be more; 0: all count.
+// counted returns how many members count, given the members' ages, the oldest first. A member counts if some
+// member, itself or a younger one, joined and no other joined for the settling time after that. It also counts
+// if it is old. Every member gets the same result at the same time, and the members that count are always the
+// oldest. in is the time until more may count; 0: all count.
 func counted(ages []time.Duration, settle time.Duration) (n int, in time.Duration) {
 	for i, age := range ages {
 		var next time.Duration // the age of the member that joined next
@@ -107,7 +107,7 @@ type owners struct {
 
 // sightings is what a member remembers from one look to the next.
 type sightings struct {
-	free    map[string]time.Time // since when each free shard has been free, while this member counts
+	free    map[string]time.Time // the time since which each free shard has been free, while this member counts
 	members []string             // the sessions that the last look found
 	tries   int                  // looks in a row after which not all wanted shards could be claimed
 }
@@ -131,7 +131,7 @@ func (s *sightings) note(ids []string, owned owners, me string, runs map[string]
 	}
 }
 
-// wanted returns the free shards that a member claims, and in what time there may be more; 0: never.
+// wanted returns the free shards that a member claims, and the time until there may be more; 0: never.
 func (s *sightings) wanted(ids []string, v view, begin int, now time.Time, settle time.Duration) (wanted []string, in time.Duration) {
 	room, later := v.room()
 	var free []string

@@ -30,13 +30,13 @@ var ownerCommand = command{
 	synopsis: "-store STORE -key KIND/ID [-json]",
 	summary:  "show which session owns a key (package claims)",
 	about: `
-Owner shows who owns a key of package claims, or a row of a queue, whose table is the KIND:
-the session, with its process's name and labels, and the claim's token.
+Owner shows who owns a key of package claims, or a row of a queue, with the table as KIND:
+the session, its process's name and labels, and the claim's token.
 
-The exit status is 0 if the key is owned, 3 if it is free: it was released, or its owner's
-session has expired or is gone, and 4 if the store knows nothing of the key: nobody has ever
-claimed it, or it has been free for more than a day. A queue is known once a session has
-taken a row of it.`,
+The exit status is 0 if the key is owned; 3 if it is free, because it was released or its
+owner's session has expired or is gone; and 4 if the store knows nothing of the key, because
+it was never claimed or has been free for more than a day. The store knows a queue once a
+session has taken a row of it.`,
 	flags:  storeFlags + "key json",
 	usages: map[string]string{"key": "the key, as `KIND/ID`"},
 	check: func(o *options) error {

@@ -13,7 +13,7 @@ import (
 var completionCommand = command{
 	name:     "completion",
 	synopsis: "bash | zsh | fish",
-	summary:  "print a script by which a shell completes commands and flags",
+	summary:  "print a script that lets a shell complete commands and flags",
 	about: `
 Completion prints a script for a shell, which its startup file can load:
 

@@ -36,7 +36,7 @@ var doctorCommand = command{
 	summary:  "say whether a store is fit for leases, and what to change",
 	about: `
 Doctor connects as a replica would, asks the store for its settings, and holds a lease of
-its own for some seconds to measure it. It says what kind of server this is, what is wrong
+its own for a few seconds to measure it. It says what kind of server this is, what is wrong
 with it or worth knowing, how long renewals and wake-ups take, what the server's clock
 does, and which TTL suits it. It writes only under a key of the type tenure.doctor, and
 creates no table. It takes at most 15 s. docs/doctor.md explains all findings.

@@ -73,20 +73,20 @@ func (f *serverFacts) kind() string {
 	return kind
 }
 
-// postgresCheck is one question to the facts.
+// postgresCheck is one check of the facts.
 type postgresCheck struct {
 	name, level string
-	when        func(f *serverFacts) bool // it is so
+	when        func(f *serverFacts) bool // the finding applies
 	text        string
 	remedy      string
 }
 
-// set is the question whether a setting has one of some values.
+// set checks whether a setting has one of some values.
 func set(setting string, values ...string) func(*serverFacts) bool {
 	return func(f *serverFacts) bool { return slices.Contains(values, f.Settings[setting]) }
 }
 
-// below is the question whether a time limit is set, and is at most this long.
+// below checks whether a time limit is set, and is at most this long.
 func below(setting string, most time.Duration) func(*serverFacts) bool {
 	return func(f *serverFacts) bool { limit := ms(int64(f.number(setting))); return limit > 0 && limit <= most }
 }
@@ -124,7 +124,7 @@ var postgresChecks = []postgresCheck{
 	{"idle_session_timeout", levelWarning, below("idle_session_timeout", tenure.DefaultTTL/3),
 		"idle_session_timeout ends sessions between two renewals: leases turn it off on connections of their own, but your pool, or a pooler, loses its", "set it to 0 for this role"},
 	{"statement_timeout", levelWarning, below("statement_timeout", time.Second),
-		"statement_timeout is a second or less: the server ends a renewal that a busy moment delays", "set more in the URL, or for this role"},
+		"statement_timeout is a second or less: the server ends a renewal that a busy moment delays", "raise it in the URL, or for this role"},
 	{"pooler", levelFault, func(f *serverFacts) bool { return f.pooler == statementMode },
 		"the pooler is in statement mode, which refuses transactions", "use its transaction or session mode"},
 	{"pooler", levelNote, func(f *serverFacts) bool { return f.pooler == transactionMode },
@@ -161,7 +161,7 @@ func (f *serverFacts) room(replicas int) (_ finding) {
 	return
 }
 
-// settingsAsked are the settings that the checks go by.
+// settingsAsked are the settings that the checks need.
 const settingsAsked = "default_transaction_read_only fsync full_page_writes synchronous_commit synchronous_standby_names autovacuum " +
 	"enable_indexscan enable_bitmapscan search_path idle_session_timeout statement_timeout " +
 	"max_connections superuser_reserved_connections reserved_connections"

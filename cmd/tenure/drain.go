@@ -18,23 +18,23 @@ import (
 var drainCommand = command{
 	name:     "drain",
 	synopsis: "-store STORE {-replica REPLICA | -session SESSION} [-for TIME] [-wait TIME] [-force] [-json]",
-	summary:  "have a replica give back all that it holds, and take nothing",
+	summary:  "make a replica release all that it holds, and take nothing",
 	about: `
-Drain marks a replica. It gives back its leases, keys, rows, slots and shards, each as soon
-as its job or func has returned, and takes nothing, also after a restart, until "tenure
-undrain" or until the mark has expired. Its process goes on. The replica must follow the
-mark: tenure run does, and so does a program whose configs name a tenure.Drain.
+Drain marks a replica. The replica then releases its leases, keys, rows, slots and shards,
+each as soon as its job or func has returned, and takes nothing, even after a restart, until
+"tenure undrain" or until the mark has expired. Its process keeps running. The replica must
+follow the mark: tenure run does, and so does a program whose configs name a tenure.Drain.
 
 The store does not know which replicas there are, so a mistyped name is not noticed. With
 -session, drain finds the replica whose process has that session, as "tenure list -sessions"
-and "tenure owner" show it, and says its name.
+and "tenure owner" show it, and prints its name.
 
-With -wait, drain returns when the replica holds nothing, and fails with what it still
-holds if the time is over; without, it returns when the mark is stored. It looks at the
-same leases as "tenure list". Claims that the replica has detached for another process stay,
-and count. Marking a replica again sets the time anew.`,
+With -wait, drain returns when the replica holds nothing. If the time runs out, it fails and
+names what the replica still holds. Without -wait, it returns when the mark is stored. It
+looks at the same leases as "tenure list". Claims that the replica has detached for another
+process stay, and count as held. Marking a replica again restarts the time.`,
 	flags:  storeFlags + "replica session for wait force json",
-	usages: map[string]string{"replica": "`NAME` of the replica", "wait": "`TIME` to wait until the replica holds nothing (default: not at all)"},
+	usages: map[string]string{"replica": "`NAME` of the replica", "wait": "`TIME` to wait until the replica holds nothing (default: no wait)"},
 	check: func(o *options) error {
 		switch {
 		case o.replica == "" && o.session == "":
@@ -105,7 +105,7 @@ func (o *options) findReplica(ctx context.Context, store database) error {
 	}
 	record, err := readLease(ctx, store, sessionKey(o.session))
 	if err == nil && record.State != stateHeld {
-		err = fmt.Errorf("there is no session %s, or it has ended: \"tenure list -sessions\" shows those that go on", printable(o.session))
+		err = fmt.Errorf("there is no session %s, or it has ended: \"tenure list -sessions\" shows the valid ones", printable(o.session))
 	}
 	o.replica = record.Holder
 	return err
@@ -118,8 +118,8 @@ func userName() string {
 	return ""
 }
 
-// checkNotLast returns an error if sessions of the replica are the only ones. Who stands by for a lease, the store
-// does not know.
+// checkNotLast returns an error if sessions of the replica are the only ones. The store does not know which replicas
+// stand by for a lease.
 func (o *options) checkNotLast(ctx context.Context, store database) error {
 	sessions, err := sessionsIn(ctx, store)
 	has := false
@@ -130,7 +130,7 @@ func (o *options) checkNotLast(ctx context.Context, store database) error {
 		has = has || v.State == stateHeld
 	}
 	if err == nil && has {
-		err = fmt.Errorf("%s is the only replica with a session, so nobody would have what it gives back; -force drains it all the same", printable(o.replica))
+		err = fmt.Errorf("%s is the only replica with a session, so no other would take what it releases; -force drains it all the same", printable(o.replica))
 	}
 	return err
 }

@@ -307,7 +307,7 @@ func (g *guard) report(r report) error {
 
 // reportNow reports without waiting: if the pipe is full because tenure is stopped, it drops
 // the report, because the service has to be stopped in time. It is safe for concurrent use,
-// also with the guard's own reports.
+// even with the guard's own reports.
 func reportNow(r report) {
 	line, err := json.Marshal(r) // shorter than PIPE_BUF, so it is written whole or not at all
 	if err != nil {

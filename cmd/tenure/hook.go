@@ -37,7 +37,7 @@ func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 		r.log.Info("not fencing an earlier run of this replica", "predecessor", prev.Holder)
 		return nil
 	}
-	// First, because the fence of a former holder may keep this host from fencing anybody.
+	// First, because the fence of a former holder may keep this host from fencing others.
 	if err := r.unfence(ctx); err != nil {
 		if term.Valid() { // otherwise it ends for a reason of its own
 			r.coordinator.Resign(ctx) // it must not be retried as -fence is
@@ -128,7 +128,7 @@ func (r *runner) assert(ctx context.Context, end context.CancelCauseFunc) (wait 
 	return asserting.Wait
 }
 
-// repeat calls a func after each interval until ctx is done. It logs an error of it once.
+// repeat calls a func after each interval until ctx is done. It logs a repeated error once.
 func (r *runner) repeat(ctx context.Context, interval time.Duration, failed string, call func() error) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()

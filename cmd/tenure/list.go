@@ -17,8 +17,8 @@ import (
 	leaserecord "github.com/tenurelib/tenure/internal/record"
 )
 
-// What list reads at most if no type is given: the store may have millions of objects that are no
-// leases. Each type costs a query, and all of them have 5 s.
+// The most that list reads if no type is given: the store may have millions of objects that are not
+// leases. Each type costs a query, and all queries together have 5 s.
 const (
 	mostTypes  = 100
 	mostOfType = 1000 // objects
@@ -30,8 +30,8 @@ var listCommand = command{
 	summary:  "show all leases, all sessions, or all drained replicas",
 	about: `
 List shows the leases of all types, or of one: those that are held, and those that have
-expired without being released. The records of sessions are not among them: -sessions shows
-these, with the keys and the rows of queues that each of them owns. It counts up to 100,000
+expired without being released. It leaves out the records of sessions. -sessions shows these,
+with the numbers of keys and rows of queues that each session owns. It counts up to 100,000
 of each kind, and then prints 100000+. -drained shows the replicas that "tenure drain" has
 marked.
 

@@ -57,8 +57,8 @@ Environment:
 
 The exit status is 0 on success, 1 if the command failed, and 2 if the command line is
 invalid. "tenure run -once" exits with the program's status. "tenure status" exits with 3
-if nobody holds the lease, and with 4 if the store knows nothing of it; so does "tenure
-owner" for a key. "tenure doctor" exits with 3 if something should be changed, and with 4 if
+if no replica holds the lease, and with 4 if the store knows nothing of it; "tenure owner"
+does the same for a key. "tenure doctor" exits with 3 if something should be changed, and with 4 if
 the store can't be used as it is.
 
 "tenure COMMAND -h" explains a command.

@@ -21,12 +21,12 @@ var migrateCommand = command{
 	about: `
 Migrate creates what is missing in the store: the file, the table of objects, the table of
 the versions of deleted objects, and the tables of package claims; on NATS the stream, and on
-etcd a key. On Kubernetes it only finds out whether the store can work. It doesn't change
+etcd a key. On Kubernetes it only checks whether the store can work. It doesn't change
 anything that exists. Run does the same, except for the tables of package claims, so for
-leases you need migrate only if run's role may not do it.
+leases you need migrate only if run's role may not create tables.
 
-With -print it prints the SQL statements and doesn't connect, for those who let another
-tool or another person change their databases.`,
+With -print it prints the SQL statements and doesn't connect, for databases that another
+tool or another person changes.`,
 	flags: storeFlags + "print json",
 	check: func(o *options) error {
 		if o.print && o.json {

@@ -19,9 +19,9 @@ var resignCommand = command{
 	summary:  "ask the holder to give the lease to another replica",
 	about: `
 Resign asks the replica that holds the lease to end its program, release the lease, and
-not compete for long enough that another replica can take it. It returns when the request
-is stored; "tenure watch" shows the outcome. If the holder has vanished, the lease just
-expires.`,
+stop competing for long enough that another replica can take it. It returns when the
+request is stored; "tenure watch" shows the outcome. If the holder has vanished, the lease
+simply expires.`,
 	flags: storeFlags + "key json",
 	check: (*options).checkKey,
 	act:   request,
@@ -33,11 +33,11 @@ var handoverCommand = command{
 	summary:  "ask the holder to give the lease to a replica of your choice",
 	about: `
 Handover asks the replica that holds the lease to end its program and to hand the lease
-over to the named replica. For a while only that replica may take it, then any.
+over to the named replica. For a while only that replica may take it, and then any replica.
 
-The store does not know which replicas stand by, so a name that no replica has is noticed
-only when nobody takes the lease. With -wait, handover returns when the named replica
-holds it, and fails if another takes it, or if the time is over; without, it returns when
+The store does not know which replicas stand by, so a mistyped name is noticed only when no
+replica takes the lease. With -wait, handover returns when the named replica holds the
+lease, and fails if another takes it or the time runs out. Without -wait, it returns when
 the request is stored.`,
 	flags: storeFlags + "key json to wait",
 	check: func(o *options) error {

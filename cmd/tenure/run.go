@@ -27,7 +27,7 @@ var runCommand = command{
 Run competes for the lease, and starts the program when it has acquired it. When it loses
 the lease, or cannot renew it in time, it ends the program: it sends SIGTERM to the
 program's process group, and SIGKILL before another host may start it. When the program
-exits by itself, run releases the lease, so that another host can run the program, and
+exits on its own, run releases the lease, so that another host can run the program, and
 competes again after a pause.
 
 The program's environment has TENURE_TOKEN, a number that increases with each term of the
@@ -35,20 +35,21 @@ lease: other systems that the program writes to can reject a lower token. TENURE
 TENURE_HOLDER name the term and the replica. The program must stay in the foreground:
 processes that it leaves behind when it exits are ended too.
 
-SIGTERM, SIGINT and SIGQUIT are passed to the program to end it; tenure then releases the
-lease and exits. It does the same when its terminal is closed. SIGHUP, SIGUSR1, SIGUSR2
-and SIGWINCH are passed to the program.
+SIGTERM, SIGINT and SIGQUIT are passed to the program to end it, and then tenure releases
+the lease and exits. It does the same when its terminal is closed. SIGHUP, SIGUSR1, SIGUSR2
+and SIGWINCH are only passed to the program.
 
 For a service that something else supervises, give two commands instead of a program:
 
   tenure run -store STORE -key web -start 'systemctl start web' -stop 'systemctl stop web'
 
 -stop is retried until it succeeds. It also runs once before the first term, in case an
-earlier run left the service running. So only one tenure on a host may run a given service.
--stop-every and -start-every run the commands again, for services that others start or end.
+earlier run left the service running. Run only one tenure per host for a given service.
+-stop-every and -start-every run the commands again, in case something else starts or ends
+the service.
 
-Before the program starts, these take effect in this order: if another host has vanished,
--confirm; in each term, -unfence; and again if another host has vanished, -fence and -peers.
+Before the program starts, these take effect in this order: -confirm, if another host has
+vanished; -unfence, in each term; and then -fence and -peers, if another host has vanished.
 -unfence-every and -fence-every run the commands again while the program runs.
 
 Commands are passed to /bin/sh. If the store is down, run keeps trying.`,

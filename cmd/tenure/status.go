@@ -36,16 +36,16 @@ var statusCommand = command{
 Status shows what the store knows about a lease: who holds it, since when, and when it was
 last renewed. A lease that is not renewed expires, and then any replica may take it.
 The store does not record the term's token itself, but an upper bound.
-NATS, etcd and Kubernetes have no clock: there, how long ago a renewal was is by the clocks of its
-host and of this one. Replicas don't go by that. Etcd does not know of leases that were
+NATS, etcd and Kubernetes have no clock: there, the age of a renewal is taken from the
+holder's clock and this host's. Replicas don't rely on it. Etcd forgets leases that were
 released.
 
 If one process has a SQLite file to itself, because it was opened without Shared, its jobs
 run without leases in the file, and status names that process instead.
 
-The exit status is 0 if the lease is held, 3 if it is free: released, offered or expired,
-and 4 if the store knows nothing of it: it was never held, or released over a day ago, or
-one process has the file to itself.`,
+The exit status is 0 if the lease is held; 3 if it is free, because it was released,
+offered, or has expired; and 4 if the store knows nothing of it, because it was never held,
+was released over a day ago, or one process has the file to itself.`,
 	flags: storeFlags + "key json",
 	check: (*options).checkKey,
 	act: func(ctx context.Context, o *options, out *output, _ []string) error {

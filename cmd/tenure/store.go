@@ -52,7 +52,7 @@ type scheme struct {
 	// Open refuses a URL that can't be right before any I/O.
 	open func(ctx context.Context, url string, s *storeFlag, log *slog.Logger) (database, error)
 
-	// Another says how to have other leases in the same store, where there are no tables.
+	// Another says how to keep separate leases in one server, where there are no tables.
 	another string
 }
 

@@ -18,9 +18,9 @@ var unitCommand = command{
 	synopsis: "-key NAME [flags of run] -- program [argument...]",
 	summary:  "print a systemd unit that runs a program under a lease",
 	about: `
-Unit prints a unit file for systemd that has "tenure run" with the same flags and arguments.
-A URL of a store is not part of it: put TENURE_STORE=URL into /etc/tenure.env, which only
-root should be able to read.
+Unit prints a unit file for systemd that starts "tenure run" with the same flags and
+arguments. The file has no URL of a store: put TENURE_STORE=URL into /etc/tenure.env, which
+only root should be able to read.
 
   tenure unit -key web -unique-replica -- /opt/web/web >/etc/systemd/system/web.service
 

@@ -15,8 +15,8 @@ var versionCommand = command{
 	synopsis: "[-json]",
 	summary:  "print the version of this program",
 	about: `
-Version prints the module's version, the revision that it was built from if it was built
-in a checkout, and the version of Go.`,
+Version prints the module's version, its revision if it was built in a checkout, and the
+version of Go.`,
 	flags: "json",
 	act: func(_ context.Context, o *options, out *output, _ []string) error {
 		info, _ := debug.ReadBuildInfo()
