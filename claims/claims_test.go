@@ -190,7 +190,7 @@ func TestWhatACrashedProcessOwnedIsFreeWhenItsSessionHasExpired(t *testing.T) {
 
 // S4: b has looked at the sessions when a owned nothing, and looks again when its own TTL has
 // passed.
-func TestASessionWithAShorterTTLIsBuriedWhenItHasExpired(t *testing.T) {
+func TestASessionWithAShorterTTLIsRemovedWhenItHasExpired(t *testing.T) {
 	inBubble(t, func(w *world) {
 		b := w.startWith("b", claims.SessionConfig{TTL: time.Hour})
 		time.Sleep(time.Second)
@@ -207,9 +207,9 @@ func TestASessionWithAShorterTTLIsBuriedWhenItHasExpired(t *testing.T) {
 	})
 }
 
-// S4: a has renewed its session just before b looked, owned nothing then, and takes the key of
-// c. Nobody tells b, which hardly ever polls.
-func TestASessionThatOwnedNothingAtTheLastLookIsBuriedWhenItHasExpired(t *testing.T) {
+// S4: a has renewed its session just before b looked, owned nothing then, and takes the key of c. Nothing tells
+// b, which hardly ever polls.
+func TestASessionThatOwnedNothingAtTheLastLookIsRemovedWhenItHasExpired(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a := w.start("a")
 		synctest.Wait()
@@ -233,7 +233,7 @@ func TestASessionThatOwnedNothingAtTheLastLookIsBuriedWhenItHasExpired(t *testin
 	})
 }
 
-// S4: when the network has become better, the first answer was slow.
+// S4: the first answer was slow, and later ones are not.
 func TestASlowAnswerDoesNotMakeABurialLate(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
@@ -288,7 +288,7 @@ func TestASweeperThatCannotLookPausesLongerAndLonger(t *testing.T) {
 }
 
 // S4.
-func TestALiveSessionIsNeverBuried(t *testing.T) {
+func TestALiveSessionIsNeverRemoved(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		c := a.claimOne("one")
@@ -324,7 +324,7 @@ func TestTheRecordOfACrashedSessionWithoutClaimsIsDeleted(t *testing.T) {
 }
 
 // S6.
-func TestAnotherSessionFinishesWhatADeadBurierBegan(t *testing.T) {
+func TestAnotherSessionFinishesWhatADeadRemoverBegan(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a := w.start("a")
 		a.claim(names(500)...)
@@ -332,11 +332,11 @@ func TestAnotherSessionFinishesWhatADeadBurierBegan(t *testing.T) {
 		a.crash()
 		b := w.start("b")
 		b.fault(kit.Only("claims.free", kit.Hang))
-		buried := func() bool {
+		removed := func() bool {
 			_, err := w.store.Get(w.Context(), claims.SessionKey(id))
 			return errors.Is(err, tenure.ErrNotFound)
 		}
-		for !buried() {
+		for !removed() {
 			time.Sleep(10 * time.Millisecond)
 		}
 		require.NotEmpty(w, w.owned(id))
@@ -348,7 +348,7 @@ func TestAnotherSessionFinishesWhatADeadBurierBegan(t *testing.T) {
 }
 
 // S6.
-func TestRowsOfABuriedSessionThatAreWrittenLateAreFreed(t *testing.T) {
+func TestRowsOfARemovedSessionThatAreWrittenLateAreFreed(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		w.start("c")
@@ -425,7 +425,7 @@ func TestALostSessionIsFollowedByAnotherThatRunsNoKeyTwice(t *testing.T) {
 		require.ErrorIs(w, a.keys.Do(w.Context(), other, kit.Succeeds), tenure.ErrLost)
 
 		b := w.start("b")
-		time.Sleep(time.Minute) // the first session was buried
+		time.Sleep(time.Minute) // the first session was removed
 		var traffic kit.Calls
 		a.fault(traffic.Count("", nil))
 		require.Empty(w, a.claim("one"), "its func still runs")
@@ -445,7 +445,7 @@ func TestAWaitIsWokenWhenTheFuncOfALostSessionReturns(t *testing.T) {
 		a.fault(kit.Refuse)
 		time.Sleep(29 * time.Second)
 		a.fault(nil)
-		time.Sleep(time.Minute) // another session has begun, and the first one was buried
+		time.Sleep(time.Minute) // another session has begun, and the first one was removed
 		got := make(chan []claims.Claim)
 		go func() {
 			c, _ := a.keys.Claim(w.Context(), "one")
@@ -490,7 +490,7 @@ func TestAClaimWhoseAnswerWasLostIsFoundByTheNext(t *testing.T) {
 
 		b := w.start("b")
 		require.Empty(w, b.claim("one", "two", "known"))
-		time.Sleep(time.Minute) // nobody wanted this one
+		time.Sleep(time.Minute) // no call wanted this one
 		b.claimOne("two")
 		require.Empty(w, b.claim("one", "known"))
 	})
@@ -516,7 +516,7 @@ func TestAClaimThatLandsLongAfterItsAnswerWasLostIsFreed(t *testing.T) {
 	})
 }
 
-// Not all that the session owns is read, however much that is.
+// The session's other rows are not read, however many there are.
 func TestAfterALostAnswerOnlyItsKeysAreLookedAt(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a := w.start("a")
@@ -812,8 +812,8 @@ func TestBadInputToClaims(t *testing.T) {
 	})
 }
 
-// Under Observed a process judges by what it has itself seen, however long that takes.
-func TestASessionWithALongerTTLIsBuriedUnderObserved(t *testing.T) {
+// Under Observed a process judges by what it has seen itself, however long that takes.
+func TestASessionWithALongerTTLIsRemovedUnderObserved(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a := w.startWith("a", claims.SessionConfig{Expiry: tenure.Observed})
 		a.claimOne("one")

@@ -182,7 +182,7 @@ func TestStartEndsWhenTheReplicaTakesPartAgain(t *testing.T) {
 	})
 }
 
-// Otherwise a func that ended its claim and goes on would be waited for, and not know it.
+// Otherwise the drain would wait for a func that has ended its claim and goes on, and has not been told.
 func TestAFuncWhoseClaimHasEndedIsToldToo(t *testing.T) {
 	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
 		a, drain := w.startDrainable("a", claims.SessionConfig{})
@@ -202,7 +202,7 @@ func TestAFuncWhoseClaimHasEndedIsToldToo(t *testing.T) {
 	})
 }
 
-// Without a column for it, the session keeps a row whose func has failed for the pause before the next attempt.
+// Without a column for the time, the session keeps a row whose func has failed until the next attempt is due.
 func TestADrainedReplicaKeepsNoRowForItsBackoff(t *testing.T) {
 	cfg := effect
 	cfg.NotBefore, cfg.Backoff = "", func(claims.Claim) time.Duration { return time.Hour }

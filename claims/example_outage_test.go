@@ -12,8 +12,8 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// TestAClaimIsLostWhenTheStoreFailsForATTL is an example of docs/testing.md: a database that is out of
-// reach for a TTL, for a key and for a row of a queue, in virtual time.
+// TestAClaimIsLostWhenTheStoreFailsForATTL is an example of docs/testing.md: a database is out of reach for a
+// TTL, with a key and a row of a queue claimed, in virtual time.
 func TestAClaimIsLostWhenTheStoreFailsForATTL(t *testing.T) {
 	queue := claims.QueueConfig{Table: "emails", Done: "sent = 1", Ready: "sent = 0"}
 	for name, claimAndDo := range map[string]func(context.Context, *claims.Session, tenure.Store, func(context.Context) error) error{

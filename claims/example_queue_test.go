@@ -193,7 +193,7 @@ func ExampleWorker_Take() {
 	}
 }
 
-// A server hands rows to workers that do not reach the database.
+// A server hands rows to workers that cannot reach the database.
 func ExampleQueue_TryTakeFor() {
 	ctx := context.Background()
 	var queue *claims.Queue // see NewQueue

@@ -41,7 +41,7 @@ func ExampleSlots() {
 	// Output: trains on GPU 0
 }
 
-// IDs have a number that no other process has, and a time that is later than that of its former owner.
+// Each ID has a number that no other process has, and a time later than that of the number's former owner.
 func ExampleSlots_Number() {
 	ctx := context.Background()
 	var workers *claims.Slots // see NewSlots

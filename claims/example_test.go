@@ -157,7 +157,7 @@ func ExampleKeys() {
 	// b has [tenant/acme] <nil>
 }
 
-// A write under a claim that is not written if another has claimed the key since.
+// A write under a claim is refused if another session has claimed the key since.
 func ExampleClaim_Fence() {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()

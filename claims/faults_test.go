@@ -21,9 +21,9 @@ var (
 	simSeed  = flag.Uint64("claims.seed", 0, "of the faults; 0: any")
 )
 
-// S1, S3, S5: of whatever becomes of what three processes send, no two run one key, no token
-// repeats, and when it is over each key is claimed. TestSimulation does much more, but not with
-// the statements of a real database.
+// S1, S3, S5: whatever becomes of what three processes send, no two run one key, no token repeats, and when the
+// faults are over each key is claimed. TestSimulation does much more, but not with the statements of a real
+// database.
 func TestKeysUnderFaults(t *testing.T) {
 	seed := *simSeed
 	if seed == 0 {

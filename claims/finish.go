@@ -43,7 +43,7 @@ func (q *Queue) FinishPostgres(ctx context.Context, claims []Claim, fn func(tx p
 		Finish(ctx context.Context, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error)
 	})
 	if err := q.mayFinish(claims, ok, fn != nil); err != nil {
-		return q.failed("finish", err)
+		return q.opError("finish", err)
 	}
 	lost, fnErr, err := table.Finish(ctx, rowsOf(claims), q.idle(claims), fn)
 	if len(lost) > 0 { // fn was not called
@@ -61,7 +61,7 @@ func (q *Queue) FinishSQLite(ctx context.Context, claims []Claim, fn func(tx *sq
 		Finish(ctx context.Context, claims []objects.Claim, fn func(*sql.Tx) error) (lost []objects.Claim, fnErr, err error)
 	})
 	if err := q.mayFinish(claims, ok, fn != nil); err != nil {
-		return q.failed("finish", err)
+		return q.opError("finish", err)
 	}
 	lost, fnErr, err := table.Finish(ctx, rowsOf(claims), fn)
 	return q.finished(claims, lost, fnErr, err)
@@ -72,7 +72,7 @@ func (q *Queue) FinishSQLite(ctx context.Context, claims []Claim, fn func(tx *sq
 // that before it calls fn.
 func (q *Queue) FinishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) error {
 	if err := q.mayFinish(claims, db != nil, fn != nil); err != nil {
-		return q.failed("finish", err)
+		return q.opError("finish", err)
 	}
 	fnErr, begun, err := q.finishTx(ctx, claims, db, opts, fn)
 	for tries := 0; !begun && isSerialization(err) && tries < 10; tries++ {
@@ -142,10 +142,10 @@ func execLimited(ctx context.Context, tx *sql.Tx, query string, args []any) erro
 // yet. Then it looks up which schema has the table, for up to 5 s.
 func (q *Queue) FinishStatement(c Claim) (query string, args []any, err error) {
 	if err := q.valid([]Claim{c}); err != nil {
-		return "", nil, q.failed("finish", err)
+		return "", nil, q.opError("finish", err)
 	}
 	query, args, err = q.table.EndStatement(c.row())
-	return query, args, q.failed("finish", err)
+	return query, args, q.opError("finish", err)
 }
 
 // Finish is FinishPostgres or FinishSQLite with nothing to write but [QueueConfig.Done]. Concurrent calls for
@@ -161,7 +161,7 @@ func (q *Queue) Finish(ctx context.Context, claims ...Claim) error {
 	default:
 		err = q.end(ctx, objects.Ending{Done: true}, claims)
 	}
-	return q.failed("finish", err)
+	return q.opError("finish", err)
 }
 
 // FinishEach finishes each row whose claim stands, whereas Finish finishes all or none. If some have ended, it
@@ -169,7 +169,7 @@ func (q *Queue) Finish(ctx context.Context, claims ...Claim) error {
 // FinishEach again then lists those that were finished all the same.
 func (q *Queue) FinishEach(ctx context.Context, claims ...Claim) error {
 	if err := q.valid(claims); err != nil {
-		return q.failed("finish", err)
+		return q.opError("finish", err)
 	}
 	var lost []objects.Claim
 	var failed error
@@ -189,7 +189,7 @@ func (q *Queue) FinishEach(ctx context.Context, claims ...Claim) error {
 	if failures > 1 {
 		failed = fmt.Errorf("%d rows are not finished, the first is %w", failures, failed)
 	}
-	return q.failed("finish", errors.Join(q.endedError(claims, lost), failed))
+	return q.opError("finish", errors.Join(q.endedError(claims, lost), failed))
 }
 
 // FinishRows finishes rows by their IDs, whichever sessions own them, even free ones. It is for operators who
@@ -204,7 +204,7 @@ func (q *Queue) FinishRows(ctx context.Context, ids ...string) (finished []strin
 		err = errors.Join(err, objects.ValidText("ID", id))
 	}
 	if err != nil {
-		return nil, q.failed("finish", err)
+		return nil, q.opError("finish", err)
 	}
 	err = inGroups(q.rows.groups, ids, func(ids []string) error {
 		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.limit())
@@ -222,7 +222,7 @@ func (q *Queue) FinishRows(ctx context.Context, ids ...string) (finished []strin
 		return nil
 	}, nil)
 	q.madeRoom()
-	return finished, q.failed("finish", err)
+	return finished, q.opError("finish", err)
 }
 
 // endOne finishes a row, in one statement with those of concurrent calls.

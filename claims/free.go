@@ -112,8 +112,8 @@ func (k *kind) reclaim(l *ledger, rows []objects.Claim) (free []string, err erro
 	return idsOf(objects.Subtract(rows, append(locked, refused...))), nil
 }
 
-// orderly returns how a row is freed when the session closes.
-func (s *Session) orderly(r objects.Claim) objects.Freeing {
+// howToFree returns how a row is freed when the session closes.
+func (s *Session) howToFree(r objects.Claim) objects.Freeing {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.kinds[r.Kind]
@@ -123,7 +123,7 @@ func (s *Session) orderly(r objects.Claim) objects.Freeing {
 // freeAll frees all rows that name a session, except those to skip, when the session closes.
 func (s *Session) freeAll(ctx context.Context, id string, skip func(objects.Claim) bool) (err error) {
 	for _, table := range s.tables() { // if one fails, the others are freed all the same
-		_, failed := s.freeRows(ctx, table, id, 2, skip, s.orderly)
+		_, failed := s.freeRows(ctx, table, id, 2, skip, s.howToFree)
 		err = cmp.Or(err, failed)
 	}
 	return err
@@ -208,10 +208,10 @@ func (w *sweeper) freeRows(ctx context.Context, of namedRows) {
 		}
 		const most = 4 // within a RenewInterval; then the rows of other sessions have the slot
 		if failures == most {
-			w.failed(ctx, "failed to free the rows of a session that is gone; retrying within a TTL", err)
+			w.logFailure(ctx, "failed to free the rows of a session that is gone; retrying within a TTL", err)
 			return
 		}
-		w.failed(ctx, "failed to free the rows of a session that is gone; retrying", err)
+		w.logFailure(ctx, "failed to free the rows of a session that is gone; retrying", err)
 		if !pace.Sleep(ctx, pace.Retry(w.s.cfg.RenewInterval, longestRetryPause, failures)) {
 			return
 		}

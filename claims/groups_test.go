@@ -203,7 +203,7 @@ func TestManyKeysAreClaimedAtAShortTTLThoughTheServerIsSlow(t *testing.T) {
 
 	w.startWith("b", cfg)
 	a.crash()
-	kit.Await(t, "the rows of a buried session are free", func() bool {
+	kit.Await(t, "the rows of a removed session are free", func() bool {
 		var owned int
 		require.NoError(t, db.QueryRow(`SELECT count(*) FROM objects_claims WHERE session IS NOT NULL`).Scan(&owned))
 		return owned == 0

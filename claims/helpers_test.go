@@ -137,7 +137,7 @@ func (p *process) claimOne(id string) claims.Claim {
 	return got[0]
 }
 
-// work runs a func for a claim that ends when it is told to, and takes that long for it.
+// work runs a func for a claim. The func returns when it is told to, after the given time.
 func (p *process) work(c claims.Claim, stopping time.Duration) (returned chan error) {
 	returned = make(chan error, 1)
 	go func() {

@@ -268,7 +268,7 @@ func (w *ledgerWorld) check(seed uint64) {
 	for id, r := range w.rows {
 		if r.Session == "ours" && w.claims[r] == 0 {
 			_, doubtful := w.l.doubts.rows[id]
-			require.True(w, doubtful || !w.l.doubts.any.until.IsZero(), "%s: nobody looks at %v", what, r)
+			require.True(w, doubtful || !w.l.doubts.any.until.IsZero(), "%s: no look at %v is due", what, r)
 		}
 	}
 }

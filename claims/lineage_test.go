@@ -34,7 +34,7 @@ func (f *failingOver) failOver() {
 	f.at.Store(&now)
 }
 
-func TestASessionWhoseRenewalsAFailoverMayHaveLostIsNotBuriedForATTL(t *testing.T) {
+func TestASessionWhoseRenewalsAFailoverMayHaveLostIsNotRemovedForATTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := &failingOver{SQLiteStore: kit.OpenSQLite(t, ":memory:")}
 		db.failOver()
@@ -164,7 +164,7 @@ func TestALaterClaimThatAFailoverHasLostIsWrittenOverAnEarlierOne(t *testing.T) 
 	})
 }
 
-// Whoever writes under the claim need not wait for the next renewal, nor give up.
+// A write under the claim need neither wait for the next renewal nor fail.
 func TestAFenceHasALostClaimWrittenAgainAtOnce(t *testing.T) {
 	eachFailover(t, func(w *failoverWorld) {
 		a := w.join(ttl, nil)
@@ -230,7 +230,7 @@ func TestARowWhoseTakeAFailoverHasLostIsFinished(t *testing.T) {
 	})
 }
 
-// Before the failover has settled, the session that has lost a claim by it may trust in that.
+// Until the failover has settled, the session may still trust a claim that it has lost by it.
 func TestNothingIsClaimedBeforeAFailoverHasSettled(t *testing.T) {
 	calls := map[string]func(ctx context.Context, keys *claims.Keys, seen claims.Claim) ([]claims.Claim, error){
 		"Claim": func(ctx context.Context, keys *claims.Keys, _ claims.Claim) ([]claims.Claim, error) {
@@ -453,7 +453,7 @@ func TestAKindThatCannotBeComparedEndsAlone(t *testing.T) {
 	})
 }
 
-// A renewal by a process that does not know the claims makes no other one right.
+// The server does not know the worker's claims, so its renewal shows nothing about them.
 func TestASessionOfARemoteWorkerIsNotResumedBeforeAFailoverHasSettled(t *testing.T) {
 	eachFailover(t, func(w *failoverWorld) {
 		lease := func() *tenure.Lease {

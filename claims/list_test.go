@@ -54,7 +54,7 @@ func TestListTellsWhoOwnsWhat(t *testing.T) {
 	})
 }
 
-// A watch is woken, and while it stands crashed sessions are buried as soon as for a Claim.
+// A watch is woken. While it stands, crashed sessions are removed as soon as during a Claim.
 func TestAWatchIsWokenWhenKeysAreFreed(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")

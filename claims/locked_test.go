@@ -11,7 +11,7 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
-// A key that is released later than one that somebody has locked is free all the same.
+// A key becomes free even if one that was released before it is locked.
 func TestARowThatIsLockedHoldsUpNoLaterRelease(t *testing.T) {
 	url := kit.PostgresURL(t)
 	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))

@@ -25,7 +25,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// Everything that a session does fails at each try with another text, for nine minutes.
+// Everything that a session does fails for nine minutes, with a different text at each try.
 func TestASessionLogsEachThingThatAnOutageStopsOnce(t *testing.T) {
 	for name, outage := range map[string][]error{
 		"no connection": {

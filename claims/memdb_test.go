@@ -35,7 +35,7 @@ type memDB struct {
 	epoch   int                    // of the transactions; ends when the tables are restored
 
 	lineages bool      // a restore begins another lineage
-	marked   time.Time // when somebody first looked at the lineage; zero: nobody has
+	marked   time.Time // when a process first looked at the lineage; zero: none has
 
 	hintsLost bool
 	refused   map[string]bool // keys whose rows a trigger refuses to have updated

@@ -15,7 +15,7 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
-// moveTo moves a key to a process, from whoever owns it.
+// moveTo moves a key to a process, from its present owner.
 func (p *process) moveTo(id string) claims.Claim {
 	p.w.Helper()
 	seen, err := p.keys.Standing(context.Background(), id)

@@ -292,7 +292,7 @@ func TestOnPostgresClaimsDoNotWaitForTheApplicationsQueries(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	got, err := b.keys.Claim(ctx, "one")
-	require.NoError(t, err, "the session of a is not buried")
+	require.NoError(t, err, "the session of a is not removed")
 	require.NoError(t, b.keys.Release(ctx, got...))
 	_, err = b.keys.Owner(ctx, "mine")
 	require.NoError(t, err)
@@ -420,7 +420,7 @@ func TestAFencedWriteIsNeverLate(t *testing.T) {
 type exec func(ctx context.Context, query string, args ...any) error
 
 // race makes late fenced writes of each kind race against the next
-// claim of the key, whose session was buried. After that claim has begun, no write of the
+// claim of the key, whose session was removed. After that claim has begun, no write of the
 // earlier one may appear.
 func race(w *world, db *sql.DB, level sql.IsolationLevel, placeholder string, trials int, fenced func(context.Context, claims.Claim, func(exec) error) error) {
 	w.Helper()
@@ -532,7 +532,7 @@ func TestBadInputToFences(t *testing.T) {
 	}
 	require.ErrorIs(t, store.Fenced(t.Context(), good, nil), tenure.ErrInvalid)
 	require.ErrorIs(t, store.Fenced(t.Context(), nil, never), tenure.ErrInvalid)
-	require.ErrorIs(t, store.Fenced(t.Context(), good, never), tenure.ErrLost, "nobody has claimed it")
+	require.ErrorIs(t, store.Fenced(t.Context(), good, never), tenure.ErrLost, "it was never claimed")
 	require.ErrorIs(t, tenure.FencedTx(t.Context(), store, good, nil, nil, never), tenure.ErrInvalid)
 	require.ErrorIs(t, tenure.FencedTx(t.Context(), store, good, store.DB(), nil, nil), tenure.ErrInvalid)
 	require.ErrorIs(t, tenure.FencedTx(t.Context(), store, good, store.DB(), nil, func(*sql.Tx) error { return nil }), tenure.ErrLost)

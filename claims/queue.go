@@ -167,10 +167,10 @@ func (q *Queue) Check(ctx context.Context) error {
 	if workers := q.allWorkers(); err == nil && len(workers) > 0 {
 		_, err = workers[0].s.claims.Look(ctx, q.cfg.Table, []string{"*"}, q.rows.limit)
 	}
-	return q.failed("check", err)
+	return q.opError("check", err)
 }
 
-func (q *Queue) failed(what string, err error) error {
+func (q *Queue) opError(what string, err error) error {
 	return opError(what+" rows of "+q.cfg.Table, err)
 }
 
@@ -178,7 +178,7 @@ func (q *Queue) failed(what string, err error) error {
 func (q *Queue) OwnedBy(ctx context.Context, session string) ([]Claim, error) {
 	rows, err := q.ownedBy(ctx, session)
 	if err != nil {
-		return nil, q.failed("list", err)
+		return nil, q.opError("list", err)
 	}
 	return q.claimsOf(rows), nil
 }
@@ -205,10 +205,10 @@ func (q *Queue) List(ctx context.Context, after string, n int) ([]Claim, error) 
 		err = fmt.Errorf("%w: %d rows are asked for", tenure.ErrInvalid, n)
 	}
 	if err != nil {
-		return nil, q.failed("list", err)
+		return nil, q.opError("list", err)
 	}
 	rows, err := q.table.List(ctx, after, n, q.rows.limit)
-	return q.claimsOf(rows), q.failed("list", err)
+	return q.claimsOf(rows), q.opError("list", err)
 }
 
 // Owner returns the holder of the session that owns a row, as [Keys.Owner] does.
@@ -230,7 +230,7 @@ func (q *Queue) RequestRelease(ctx context.Context, ids ...string) error {
 	if err == nil {
 		err = q.rows.request(ctx, q.store, q.cfg.Table, ids)
 	}
-	return q.failed("request release of", err)
+	return q.opError("request release of", err)
 }
 
 func (q *Queue) claimsOf(rows []objects.Claim) []Claim {
@@ -252,7 +252,7 @@ func (q *Queue) Release(ctx context.Context, claims ...Claim) error {
 			q.Wake()
 		}
 	}
-	return q.failed("release", err)
+	return q.opError("release", err)
 }
 
 // ReleaseAfter gives rows back by value. No session takes them before d has passed by the database's
@@ -271,7 +271,7 @@ func (q *Queue) ReleaseAfter(ctx context.Context, d time.Duration, claims ...Cla
 	if err == nil {
 		err = q.end(ctx, objects.Ending{After: max(d, time.Microsecond)}, claims)
 	}
-	return q.failed("release", err)
+	return q.opError("release", err)
 }
 
 // Extend sets claims, given by value, to expire d from now by the database's clock. It needs
@@ -296,7 +296,7 @@ func (q *Queue) Extend(ctx context.Context, d time.Duration, claims ...Claim) er
 			err = q.endedError(claims, lost)
 		}
 	}
-	return q.failed("extend", err)
+	return q.opError("extend", err)
 }
 
 // freeExpiredUntil frees rows whose claims have expired, until a term ends.

@@ -51,7 +51,7 @@ func TestKeysThatTheDatabaseRefusesToFreeAreFreedWhenItRefusesNoLonger(t *testin
 		db := serverDB(t, w.store)
 		released, done := a.claim("one", "two"), a.claimOne("three")
 		allow := refusing(t, db, "objects_claims")
-		require.NoError(t, a.keys.Release(t.Context(), released...), "whoever releases does not wait for it")
+		require.NoError(t, a.keys.Release(t.Context(), released...), "the caller does not wait for it")
 		require.NoError(t, a.keys.Do(t.Context(), done, kit.Succeeds))
 		require.Len(t, w.owned(a.session.ID()), 3)
 		allow()
@@ -88,7 +88,7 @@ func TestRowsThatTheDatabaseRefusesToFreeAreFreedWhenItRefusesNoLonger(t *testin
 	})
 }
 
-// Its attempt counts, so a func that makes the database refuse its row does not get it for ever.
+// Its attempt counts, so a func that makes the database refuse its row does not get the row forever.
 func TestARowThatTheDatabaseRefusedToFreeIsNotAdopted(t *testing.T) {
 	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
 		a := w.start("a")
@@ -115,7 +115,7 @@ func TestARowThatIsFreedWhileItIsReadIsNotAdopted(t *testing.T) {
 		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			switch {
 			case call.Op == "queue.take" && !reads.Load():
-				cancel() // and nobody takes again
+				cancel() // and no call takes again
 				return kit.LoseAnswer(ctx, call, do)
 			case call.Op == "queue.free":
 				time.Sleep(2 * time.Second)
@@ -384,7 +384,7 @@ func TestAfterAFailoverAllClaimsOfRowsAreWhatTheRowsSay(t *testing.T) {
 	})
 }
 
-// S5: the row came back while the func went on that had finished it.
+// S5: the row came back while the func that had finished it still ran.
 func TestARowWhoseFuncStillRunsIsNotFreed(t *testing.T) {
 	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
 		a := w.start("a")
@@ -411,8 +411,8 @@ func TestARowWhoseFuncStillRunsIsNotFreed(t *testing.T) {
 	})
 }
 
-// Each of many claims is compared, while others begin and end, and those that are what the rows
-// say stay.
+// Many claims are compared with their rows while others begin and end, and the claims that match their rows
+// stay.
 func TestALookAtManyRowsEndsOnlyWhatTheRowsDeny(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
@@ -442,7 +442,7 @@ func TestALookAtManyRowsEndsOnlyWhatTheRowsDeny(t *testing.T) {
 	})
 }
 
-// As many rows are seen as claims are held then, and not the same.
+// The look sees as many rows as claims are held, but not the same ones.
 func TestAClaimThatEndsDuringALookHidesNoneThatItsRowDenies(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a := w.start("a")
@@ -619,7 +619,7 @@ func TestTwoSessionsOfAProcessAreAsTwoProcesses(t *testing.T) {
 	})
 }
 
-// A look that began again at once would spin for ever, and the session would never end.
+// A look that began again at once would spin forever, and the session would never end.
 func TestALookThatIsUnderWayEndsWithItsSession(t *testing.T) {
 	defer time.AfterFunc(kit.Patience, func() { panic("a look spins") }).Stop() // no virtual time passes while it does
 	closeDuring := func(w *world, a *process, op string) {

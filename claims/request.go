@@ -91,7 +91,7 @@ func (s *Session) readRequestsIn(ctx context.Context, t *term, table *ownerTable
 		}
 		s.endMoved(t, rows)
 		for _, r := range rows {
-			if s.isFirstRequest(t, r) && s.cfg.ReleaseRequested != nil {
+			if s.noteRequest(t, r) && s.cfg.ReleaseRequested != nil {
 				s.askToRelease(claimOf(r.Kind, t.id, r, table != s.table))
 			}
 		}
@@ -139,9 +139,9 @@ func (s *Session) doubtMoves(t *term) {
 	}
 }
 
-// isFirstRequest notes a request for a claim, and tells the claim's func to return. If no func runs for the
+// noteRequest notes a request for a claim, and tells the claim's func to return. If no func runs for the
 // claim, it reports whether this is the first request.
-func (s *Session) isFirstRequest(t *term, r objects.Claim) bool {
+func (s *Session) noteRequest(t *term, r objects.Claim) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.kinds[r.Kind]

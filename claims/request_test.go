@@ -15,7 +15,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// startReleasing runs a process that releases what others ask for, and tells what that was.
+// startReleasing runs a process that releases requested claims, and reports them.
 func (w *world) startReleasing(name string) (p *process, asked chan claims.Claim) {
 	w.Helper()
 	asked = make(chan claims.Claim, 100)
@@ -86,7 +86,7 @@ func TestAFuncThatBeginsAfterARequestIsToldAtOnce(t *testing.T) {
 		c := a.claimOne("one")
 		b.request("one")
 		time.Sleep(time.Second)
-		require.True(w, a.keys.Holds(c), "nobody decides to release it")
+		require.True(w, a.keys.Holds(c), "nothing releases it")
 		wantResigned(w.T, a.work(c, 0))
 		b.claimOne("one")
 	})

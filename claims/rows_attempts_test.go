@@ -116,8 +116,8 @@ func TestTheAttemptOfATakeWhoseAnswerWasLostIsTakenBack(t *testing.T) {
 	})
 }
 
-// Without NotBefore, the session keeps the row of a func that has failed. It has used its attempt, also if the
-// session closes meanwhile.
+// Without NotBefore, the session keeps the row of a func that has failed. The row has used its attempt, even if
+// the session closes meanwhile.
 func TestAFailedAttemptCountsThoughTheSessionKeepsTheRow(t *testing.T) {
 	cfg := effect
 	cfg.NotBefore, cfg.Backoff = "", func(claims.Claim) time.Duration { return time.Hour }
@@ -165,7 +165,7 @@ func TestTheRowsOfALostSessionRest(t *testing.T) {
 		_, err := w.rows.TryTakeFor(db.Context(), db.remote("gone", time.Hour), claims.TakeOptions{N: 20})
 		require.NoError(db, err)
 		before := time.Now()
-		db.bury("gone")
+		db.removeSession("gone")
 		kit.Await(db.T, "the rows are free", func() bool {
 			w.takesNone()
 			return db.count(`SELECT count(*) FROM tasks WHERE session IS NULL`) == 20

@@ -18,7 +18,7 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// asked is a queue whose rows other processes can ask for.
+// asked is a queue whose rows other processes can request.
 var asked = func() claims.QueueConfig {
 	cfg := tasks
 	cfg.Requested = "requested"
@@ -97,7 +97,7 @@ func TestTheRowOfACrashedProcessCanBeClaimedByName(t *testing.T) {
 		db.add(1, 2)
 		a, b := db.worker(claims.SessionConfig{}, tasks), db.worker(claims.SessionConfig{}, tasks)
 		old := a.take(2)
-		db.bury(a.session.ID())
+		db.removeSession(a.session.ID())
 		ctx, cancel := context.WithTimeout(db.Context(), kit.Patience)
 		defer cancel()
 		got, err := b.rows.Claim(ctx, "2")
@@ -231,7 +231,7 @@ func TestOperatorsSeeWhoOwnsTheRowsOfAQueue(t *testing.T) {
 	})
 }
 
-// The store does not know which tables are queues, so a session that has taken a row says it, once.
+// The store does not know which tables are queues, so a session that has taken a row registers the queue, once.
 func TestAQueueThatIsWorkedOnRegistersItself(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 3)

@@ -236,8 +236,8 @@ func xidReused(t *testing.T, crash func(s *kit.PostgresServer, backend int) erro
 	return true
 }
 
-// Another server takes over before COMMIT arrives, which has given the xid to another transaction,
-// and has sessions that are older.
+// Before COMMIT arrives, another server takes over, which has given the xid to another transaction and has
+// older sessions.
 func TestACommitOnAnotherServerProvesNothing(t *testing.T) {
 	t.Parallel()
 	first, next := kit.StartPostgres(t), kit.StartPostgres(t)

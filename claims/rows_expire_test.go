@@ -12,7 +12,7 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
-// Rows that name a session that never began are nobody's.
+// A session that never began is given no rows.
 func TestNothingIsTakenForASessionWithoutARecord(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 2)
@@ -30,8 +30,8 @@ func TestNothingIsTakenForASessionWithoutARecord(t *testing.T) {
 			_, err := rows.TakeFor(db.Context(), "r", claims.TakeOptions{N: 1})
 			waited <- err
 		}()
-		db.bury("r")
-		require.ErrorIs(db, <-waited, tenure.ErrLost, "also if no row is ready")
+		db.removeSession("r")
+		require.ErrorIs(db, <-waited, tenure.ErrLost, "even if no row is ready")
 	})
 }
 
@@ -73,7 +73,7 @@ func TestAClaimOfARemoteWorkerExpires(t *testing.T) {
 		require.NoError(db, server.rows.Finish(db.Context(), got[1]))
 
 		require.NoError(db, server.rows.Extend(db.Context(), time.Millisecond, next...))
-		kit.Await(db.T, "it is freed though nobody asks for rows", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == 0 })
+		kit.Await(db.T, "it is freed although no call asks for rows", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == 0 })
 		require.Equal(db, []string{"1"}, takenIDs(server.take(1)))
 		server.takesNone()
 		require.Equal(db, 1, db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL AND expires_at IS NULL`), "the time of a former claim does not count")

@@ -113,8 +113,8 @@ func TestAFreeThatFailedIsRepeated(t *testing.T) {
 	})
 }
 
-// A process that buries sessions need not know all tables that name them.
-func TestWhoeverWaitsForRowsFreesThoseThatTheBurierDoesNotKnow(t *testing.T) {
+// A process that removes sessions need not know all tables that name them.
+func TestACallThatWaitsForRowsFreesThoseThatTheirRemoverDoesNotKnow(t *testing.T) {
 	inRowsBubble(t, effect, 10, func(w *rowsWorld) {
 		a, b := w.start("a"), w.start("b")
 		ofA, ofB := w.rowsOf(a, effect), w.rowsOf(b, effect)
@@ -127,11 +127,11 @@ func TestWhoeverWaitsForRowsFreesThoseThatTheBurierDoesNotKnow(t *testing.T) {
 		}()
 		time.Sleep(time.Second)
 		a.crash()
-		buried := time.Now()
+		removed := time.Now()
 		obj, err := w.store.Get(w.Context(), claims.SessionKey(id))
 		require.NoError(w, err)
 		require.NoError(w, w.store.DeleteIf(w.Context(), obj.Key, obj.Version))
-		require.Less(w, (<-got).Sub(buried), ttl/2)
+		require.Less(w, (<-got).Sub(removed), ttl/2)
 	})
 }
 
@@ -157,7 +157,7 @@ func TestRowsWhoseTakeWasNotAnsweredAreAdopted(t *testing.T) {
 			cancel()
 			return kit.LoseAnswer(ctx, call, send)
 		})))
-		_, err := rows.Take(ctx, 1) // and nobody takes again
+		_, err := rows.Take(ctx, 1) // and no call takes again
 		require.Error(w, err)
 		require.Equal(w, 2, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
 		time.Sleep(ttl)
@@ -395,7 +395,7 @@ func TestServeStopsCleanly(t *testing.T) {
 	})
 }
 
-// What a func has done counts also if its session began to close before it returned.
+// What a func has done counts even if its session began to close before it returned.
 func TestRowsWhoseFuncsReturnWhileTheSessionClosesAreFinished(t *testing.T) {
 	inRowsBubble(t, effect, 3, func(w *rowsWorld) {
 		a := w.start("a")
@@ -499,7 +499,7 @@ func TestAFinishHasTheTimeLimitOfItsSession(t *testing.T) {
 	})
 }
 
-// The row of an older claim is ready, and nobody but the func that still runs keeps it from being claimed.
+// The row of an older claim is ready, and only the func that still runs keeps it from being claimed.
 func TestARowForWhichAFuncStillRunsIsNotTakenAllTheTime(t *testing.T) {
 	cfg := effect
 	cfg.Done = "" // the row may be taken again and again

@@ -206,7 +206,7 @@ func TestNoWriteUnderARowsClaimFollowsItsEnd(t *testing.T) {
 	}
 }
 
-// Two transactions under one claim, which both change the row, wait for each other and not for ever.
+// Two transactions under one claim that both change the row wait for each other, but not forever.
 func TestFencedWritesToTheRowItselfDoNotDeadlock(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 1)

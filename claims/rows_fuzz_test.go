@@ -14,8 +14,8 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
-// values are what another program may store in a column. A type that a column does not take the
-// database refuses.
+// values are what another program may store in a column. The database refuses a type that a column does not
+// take.
 var values = map[string][]string{
 	"sqlite": {
 		"NULL", "0", "-1", "1.5", "-1.5", "1e300", "-1e300", "9e999", "9223372036854775807", "-9223372036854775808", "4611686018427387904", "9007199254740993",
@@ -107,7 +107,7 @@ func (db *rowsDB) anyContent(a *worker, column string) {
 	require.Equal(db, 2, db.count(`SELECT count(*) FROM tasks WHERE status = 'done' AND id IN ('8', '9') AND session IS NULL`), column)
 }
 
-// The same of the library's own tables.
+// The same for the library's own tables.
 func TestARowOfTheClaimsOfAnyContentHarmsOnlyItself(t *testing.T) {
 	t.Parallel()
 	for dialect, db := range map[string]*rowsDB{"postgres": rowsOnPostgres(t), "sqlite": rowsOnSQLite(t)} {

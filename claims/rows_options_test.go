@@ -80,7 +80,7 @@ func TestCallersWithDifferentFiltersGetTheirOwnRows(t *testing.T) {
 		}
 		for i := range 4 {
 			db.add(1+100*i, 20+100*i)
-			db.exec(fmt.Sprintf(`UPDATE tasks SET result = 't%d' WHERE result IS NULL`, i)) // a row without a tenant is nobody's
+			db.exec(fmt.Sprintf(`UPDATE tasks SET result = 't%d' WHERE result IS NULL`, i)) // a row without a tenant is not taken
 		}
 		w.rows.Wake()
 		all.Wait()
@@ -116,7 +116,7 @@ func TestAFilterHoldsAlsoWhenARowIsRefused(t *testing.T) {
 	})
 }
 
-// Nobody may get the rows of another caller, whose answer was lost.
+// No caller may get the rows of another whose answer was lost.
 func TestRowsThatWereTakenForAnotherFilterAreNotAdopted(t *testing.T) {
 	inRowsBubble(t, effect, 4, func(w *rowsWorld) {
 		kit.ExecSQL(w.T, w.db, `UPDATE tasks SET priority = -(id % 2)`)
@@ -221,7 +221,7 @@ func TestWorkersThatAreMadeAtOnceShareTheClaimsOfATable(t *testing.T) {
 	})
 }
 
-// The rows of one queue are never those of another, also if an answer was lost.
+// One queue never gets the rows of another, even if an answer was lost.
 func TestAQueueDoesNotAdoptTheRowsOfAnother(t *testing.T) {
 	odd, even := effect, effect
 	odd.Ready, even.Ready = "status = 'queued' AND id % 2 = 1", "status = 'queued' AND id % 2 = 0"
@@ -261,7 +261,7 @@ func TestWhatATakeAndAReleaseAssign(t *testing.T) {
 		is("queued", "trtrtr")
 		require.Len(db, kit.Must(w.rows.TakeFor(db.Context(), db.remote("gone", time.Hour), claims.TakeOptions{N: 1})), 1)
 		is("running", "trtrtrt")
-		db.bury("gone")
+		db.removeSession("gone")
 		got = w.take(1)
 		is("running", "trtrtrtrt")
 		require.NoError(db, w.rows.Finish(db.Context(), got...))

@@ -129,7 +129,7 @@ func TestWhoeverEndsARowMakesRoomForTheNext(t *testing.T) {
 			},
 			"operator":      func(c claims.Claim) error { _, err := a.rows.FinishRows(ctx, c.Key.ID); return err },
 			"later":         func(c claims.Claim) error { return a.rows.ReleaseAfter(ctx, time.Hour, c) },
-			"session":       func(claims.Claim) error { db.bury(a.session.ID()); return nil },
+			"session":       func(claims.Claim) error { db.removeSession(a.session.ID()); return nil },
 			"row exhausted": nil,
 		} {
 			db.exec(`DELETE FROM tasks`)
@@ -162,7 +162,7 @@ func TestTheRowsOfADeadWorkerCountUntilTheyAreFreed(t *testing.T) {
 		require.Len(db, got, 2)
 		a.takesNone()
 		next := a.taking(10)
-		db.bury(gone)
+		db.removeSession(gone)
 		require.Len(db, <-next, 2)
 	})
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
-// The table takes only sessions whose IDs are UUIDs, and a remote worker's is none.
+// The table takes only sessions whose IDs are UUIDs, and a remote worker's ID is not one.
 func TestASessionThatTheTableRefusesKeepsNoRowFromOthers(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		if db.pool != nil {
@@ -135,7 +135,7 @@ func eachTaker(t *testing.T, cfg claims.QueueConfig, test func(w *rowsWorld, row
 	}
 }
 
-// Nobody could get the panic but the process, which would end, and each replica in turn.
+// Nothing else would recover the panic, so the process would end, and then one replica after the other.
 func TestAnOnExhaustedThatPanicsIsCalledAgainLater(t *testing.T) {
 	for name, end := range map[string]func(){"panic": func() { panic("no such account") }, "Goexit": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {
@@ -257,7 +257,7 @@ func TestRowsAreEndedByValueWhereTheApplicationHasNoConnection(t *testing.T) {
 	require.Zero(t, db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
 }
 
-// Rows that somebody has locked are waited for without one of the few connections.
+// Waiting for locked rows takes none of the few connections.
 func TestRowsThatAreEndedTogetherWaitForALockWithoutAConnection(t *testing.T) {
 	db := rowsOnPostgres(t)
 	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
@@ -357,7 +357,7 @@ func TestManyRowsThatAreRefusedKeepNoRowFromAWorkerThatTakesOne(t *testing.T) {
 	})
 }
 
-// On SQLite a row whose ID is no UTF-8 can't be claimed.
+// On SQLite a row whose ID is not UTF-8 can't be claimed.
 func TestRowsThatCannotBeNamedKeepNoRowFromAWorkerThatTakesOne(t *testing.T) {
 	inRowsBubble(t, effect, 0, func(w *rowsWorld) {
 		kit.ExecSQL(w.T, w.db, `DROP TABLE tasks`)

@@ -61,7 +61,7 @@ func TestALateResultIsNeverAccepted(t *testing.T) {
 					late = db.finish(b.rows, got, insert("late"))
 				}
 			})
-			// What whoever has buried the session of a does.
+			// What the process does that has removed the session of a.
 			time.Sleep(rand.N(2 * time.Millisecond))
 			_, released = db.sql.Exec(`UPDATE tasks SET session = NULL WHERE id = 1 AND token = ` + fmt.Sprint(got[0].Token))
 			require.NoError(db, released)
@@ -169,7 +169,7 @@ func TestAFinishFindsItsRowByTheIndexThoughTheTableHasGrown(t *testing.T) {
 	require.Less(t, db.count(`SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'tasks'`), 50_000)
 }
 
-// A server keeps a session for a worker that does not reach the database.
+// A server keeps a session for a worker that cannot reach the database.
 func TestRowsAreTakenForAWorkerAndFinishedByValue(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 4)
@@ -306,7 +306,7 @@ func TestTakeGoesOnAlthoughReadyFailsForARow(t *testing.T) {
 	require.Len(t, a.take(1), 1)
 }
 
-// What somebody else writes to the token of a row keeps neither this row nor the others.
+// A token that another program has written keeps neither its row nor the others from being taken.
 func TestRowsAreFreedWhateverTheirTokensAre(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		if db.pool != nil {
@@ -330,7 +330,7 @@ func TestRowsAreFreedWhateverTheirTokensAre(t *testing.T) {
 
 // If a crash of the database undoes that, the rows name a session that is gone, and a sweep frees
 // them again. A worker does not know that it would have to release a row again.
-func TestOnlyTheRowsOfABuriedSessionAreFreedWithoutWaitingForTheDisk(t *testing.T) {
+func TestOnlyTheRowsOfARemovedSessionAreFreedWithoutWaitingForTheDisk(t *testing.T) {
 	db := rowsOnPostgres(t)
 	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0, log text NOT NULL DEFAULT '')`)
 	ddl, err := tasks.PostgresDDL()
@@ -450,7 +450,8 @@ func TestARowThatIsLockedKeepsNoOtherFromBeingFinished(t *testing.T) {
 	require.Less(t, time.Since(began), 9*time.Second, "each has its own time")
 }
 
-// Until the row is unlocked, most of the time for waiting has passed. What then ends the claim has its own.
+// When the row is unlocked, most of the time for waiting has passed. The statement that then ends the claim has
+// its own.
 func TestAFinishIsNotCutShortByWhatItWaitedForALock(t *testing.T) {
 	t.Parallel()
 	db := rowsOnPostgres(t)
@@ -486,7 +487,7 @@ func TestAFinishIsNotCutShortByWhatItWaitedForALock(t *testing.T) {
 	require.Equal(t, 1, db.count(`SELECT count(*) FROM tasks WHERE status = 'done' AND session IS NULL`))
 }
 
-// The names within the statements are none that the table of a user has.
+// The statements use no names that a table of the user may have.
 func TestATableMayHaveAnyName(t *testing.T) {
 	for _, open := range []func(*testing.T) *rowsDB{rowsOnPostgres, rowsOnSQLite} {
 		db := open(t)
@@ -508,7 +509,7 @@ func TestATableMayHaveAnyName(t *testing.T) {
 			require.NoError(t, a.rows.Finish(db.Context(), got[1]), name)
 			require.NoError(t, a.rows.Finish(db.Context(), got[2:4]...), name)
 			require.NoError(t, db.byStatement(a.rows, got[4]), name)
-			db.bury(got[5].Session)
+			db.removeSession(got[5].Session)
 			b := db.worker(claims.SessionConfig{}, cfg)
 			require.Equal(t, []string{"1"}, takenIDs(b.take(1)), name)
 			require.Equal(t, []string{"6"}, takenIDs(b.take(1)), name)
@@ -544,7 +545,7 @@ func TestSQLOfTheUserMayEndInAComment(t *testing.T) {
 	})
 }
 
-// Takes that come at the same time share a statement, and nobody gets what another got.
+// Concurrent takes share a statement, and none gets the rows of another.
 func TestTakesAtTheSameTimeShareStatements(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 200)
@@ -577,7 +578,7 @@ func TestTakesAtTheSameTimeShareStatements(t *testing.T) {
 			})
 		}
 		all.Wait()
-		kit.Await(db.T, "what nobody got is free", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == len(seen) })
+		kit.Await(db.T, "the rows that no take got are free", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == len(seen) })
 	})
 }
 

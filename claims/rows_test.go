@@ -149,11 +149,11 @@ func (db *rowsDB) add(from, to int) {
 	db.exec(fmt.Sprintf(`WITH RECURSIVE n(i) AS (SELECT %d UNION ALL SELECT i + 1 FROM n WHERE i < %d) INSERT INTO tasks (id) SELECT i FROM n`, from, to))
 }
 
-// bury deletes the record of a session, as if it had expired.
-func (db *rowsDB) bury(session string) {
+// removeSession deletes the record of a session, as if it had expired.
+func (db *rowsDB) removeSession(session string) {
 	db.Helper()
 	store := db.open()
-	kit.Await(db.T, "the session is buried", func() bool { // it may be renewed meanwhile
+	kit.Await(db.T, "the session is removed", func() bool { // it may be renewed meanwhile
 		record, err := store.Get(db.Context(), claims.SessionKey(session))
 		require.NoError(db, err)
 		return store.DeleteIf(db.Context(), record.Key, record.Version) == nil
@@ -242,7 +242,7 @@ func TestRowsAreTakenInOrderAndFinished(t *testing.T) {
 		again := a.take(1)
 		require.Equal(db, []string{"5"}, takenIDs(again))
 		require.Greater(db, again[0].Token, rest[0].Token)
-		require.Equal(db, 1, again[0].Attempt, "nobody has worked on it before")
+		require.Equal(db, 1, again[0].Attempt, "no func has worked on it")
 		require.NoError(db, a.rows.ReleaseAfter(db.Context(), time.Hour, again...))
 		a.takesNone()
 		db.exec(`UPDATE tasks SET not_before = NULL`)
@@ -262,7 +262,7 @@ func TestAFinishOfALostClaimWritesNothing(t *testing.T) {
 		db.add(1, 3)
 		a, b := db.worker(claims.SessionConfig{}, tasks), db.worker(claims.SessionConfig{}, tasks)
 		got := a.take(3)
-		db.exec(`UPDATE tasks SET session = NULL WHERE id = 2`) // as whoever buried the session does
+		db.exec(`UPDATE tasks SET session = NULL WHERE id = 2`) // as the process does that removes the session
 		other := b.take(1)
 		var lost *claims.EndedError
 		for name, finish := range map[string]func() error{
@@ -297,7 +297,7 @@ func TestAFinishOfALostClaimWritesNothing(t *testing.T) {
 	})
 }
 
-// What has happened to a row behind a session's back it need not know to release it.
+// A session can release a row without knowing what has happened to the row behind its back.
 func TestAReleaseForgetsAnOwnClaimThatHasEnded(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 3)
@@ -313,7 +313,7 @@ func TestAReleaseForgetsAnOwnClaimThatHasEnded(t *testing.T) {
 	})
 }
 
-// What a session did under a former claim is late, too, if it has the row again.
+// What a session does under a former claim is late even if it has the row again.
 func TestAFinishUnderAFormerClaimOfTheSameSessionIsLate(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 1)

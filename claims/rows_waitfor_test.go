@@ -13,7 +13,7 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
-// remote begins the session of a worker that doesn't reach the database, and returns its ID.
+// remote begins the session of a worker that cannot reach the database, and returns its ID.
 func (db *rowsDB) remote(id string, ttl time.Duration) string {
 	db.Helper()
 	kit.AcquireBriefly(db, db.open(), tenure.LeaseConfig{Key: claims.SessionKey(id), TTL: ttl})
@@ -69,7 +69,7 @@ func TestAServerWaitsForRowsOfItsWorkers(t *testing.T) {
 	})
 }
 
-// A row without attempts left is no worker's, also if it can't be given up.
+// No worker gets a row without attempts left, even if the row can't be retired.
 func TestARowThatCannotBeGivenUpIsNoWorkers(t *testing.T) {
 	cfg := tasks
 	cfg.MaxAttempts, cfg.Exhausted = 1, "status = 'failed'"

@@ -44,27 +44,27 @@ type arena struct {
 
 // traits stay the same throughout an arena.
 type traits struct {
-	seed         uint64
-	ttl          time.Duration
-	hostCount    int
-	keys         []string
-	wakes        bool // the store is a Watcher
-	expiry       tenure.ExpiryPolicy
-	unlikeTTLs   bool // hosts have different TTLs
-	clockJumps   bool // the database's clock is set
-	setsWalls    bool // the wall clocks of hosts are set; otherwise their machines are suspended
-	pollsOften   bool // the PollInterval is the default, which makes arenas with a long TTL slow
-	restores     bool // the tables are restored to an earlier state
-	buriersCrash bool // a process crashes when it has buried a session
-	pausesClaims bool // a process is paused before it sees the answer to a claim
-	blocks       bool // the logs of processes block occasionally
-	workers      int  // that do not reach the database
-	drains       bool // processes are drained
-	perKey       int  // so many rows of a key are claimed at once; 0: any number
-	slots        int  // at most so many are held; 0: there are none
-	hurries      bool // processes do little else than take slots and give them back soon
-	moves        bool // processes move the claims of others to themselves
-	latency      time.Duration
+	seed          uint64
+	ttl           time.Duration
+	hostCount     int
+	keys          []string
+	wakes         bool // the store is a Watcher
+	expiry        tenure.ExpiryPolicy
+	unlikeTTLs    bool // hosts have different TTLs
+	clockJumps    bool // the database's clock is set
+	setsWalls     bool // the wall clocks of hosts are set; otherwise their machines are suspended
+	pollsOften    bool // the PollInterval is the default, which makes arenas with a long TTL slow
+	restores      bool // the tables are restored to an earlier state
+	removersCrash bool // a process crashes when it has removed a session
+	pausesClaims  bool // a process is paused before it sees the answer to a claim
+	blocks        bool // the logs of processes block occasionally
+	workers       int  // that cannot reach the database
+	drains        bool // processes are drained
+	perKey        int  // so many rows of a key are claimed at once; 0: any number
+	slots         int  // at most so many are held; 0: there are none
+	hurries       bool // processes do little else than take slots and give them back soon
+	moves         bool // processes move the claims of others to themselves
+	latency       time.Duration
 }
 
 func newTraits(seed uint64, rng *rand.Rand) traits {
@@ -72,15 +72,15 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 	a := traits{
 		seed: seed,
 		// An arena lasts a number of TTLs, and costs the same however long they are.
-		ttl:          []time.Duration{30 * time.Second, 5 * time.Minute, 30 * time.Minute, time.Hour}[rng.IntN(4)],
-		hostCount:    2 + rng.IntN(3),
-		wakes:        !one(3),
-		unlikeTTLs:   one(4),
-		clockJumps:   one(5),
-		setsWalls:    one(3),
-		pollsOften:   one(8),
-		buriersCrash: one(3),
-		pausesClaims: one(4),
+		ttl:           []time.Duration{30 * time.Second, 5 * time.Minute, 30 * time.Minute, time.Hour}[rng.IntN(4)],
+		hostCount:     2 + rng.IntN(3),
+		wakes:         !one(3),
+		unlikeTTLs:    one(4),
+		clockJumps:    one(5),
+		setsWalls:     one(3),
+		pollsOften:    one(8),
+		removersCrash: one(3),
+		pausesClaims:  one(4),
 	}
 	a.restores = !a.clockJumps && one(5) // tokens from before the backup come back if the clock is set back, too
 	n := 2 + rng.IntN(8)
@@ -174,8 +174,8 @@ func runArena(t *testing.T, seed uint64, sum *tally) {
 	sum.add(&a.judge.tally)
 }
 
-// calmDown ends all faults and lets everybody stop what they do, except for the funcs that
-// run. Then the judge counts statements.
+// calmDown ends all faults and lets all activity stop, except for the funcs that run. Then the judge counts
+// statements.
 func (a *arena) calmDown() {
 	a.line.Say("arena", "nothing happens any more")
 	close(a.calm)

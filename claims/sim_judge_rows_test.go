@@ -117,7 +117,7 @@ func (j *judge) remoteDeleted(by *life, s *session, r *remoteRecord) {
 		return
 	}
 	kit.Count(&j.rows, "workers' sessions removed")
-	j.a.line.Say(by.name, "BURIES worker %s's session %.4s", r.worker.name, s.id)
+	j.a.line.Say(by.name, "REMOVES worker %s's session %.4s", r.worker.name, s.id)
 	if j.mayLookExpired(s) {
 		return
 	}

@@ -52,7 +52,7 @@ type session struct {
 	tainted bool          // the tables were restored since it began
 	lost    bool          // and its record was not among them
 	back    time.Time     // when it was written again after that
-	late    bool          // that it was buried late was reported
+	late    bool          // that it was removed late was reported
 }
 
 func (s *session) stands() bool { return s != nil && s.gone.IsZero() }
@@ -161,7 +161,7 @@ func (j *judge) recordPut(ctx context.Context, o tenure.Object) {
 	s.renewed, s.shift = time.Now(), j.a.clock.Shifted()
 }
 
-// recordDeleted is called when a session has ended, or was buried.
+// recordDeleted is called when a session has ended or was removed.
 func (j *judge) recordDeleted(ctx context.Context, id string) {
 	s, by := j.sessions[id], lifeOf(ctx)
 	age := time.Since(s.renewed)
@@ -187,17 +187,17 @@ func (j *judge) recordDeleted(ctx context.Context, id string) {
 		}
 		return
 	}
-	j.a.line.Say(by.name, "BURIES %s", s.who())
+	j.a.line.Say(by.name, "REMOVES %s", s.who())
 	kit.Count(&j.judged, "burials")
 	if age < s.ttl-time.Millisecond && !j.mayLookExpired(s) && !s.tainted {
-		j.violated("S4", "%s buries %s, which was renewed %v ago", by.name, s.who(), age)
+		j.violated("S4", "%s removes %s, which was renewed %v ago", by.name, s.who(), age)
 	}
 	if !s.life.dead() && s.life.session.ID() == id && s.life.session.Valid() && !j.mayLookExpired(s) && !s.tainted {
-		j.violated("S4", "%s buries %s, which trusts itself", by.name, s.who())
+		j.violated("S4", "%s removes %s, which trusts itself", by.name, s.who())
 	}
-	j.buriedInTime(s)
-	if j.a.buriersCrash && by.h.life == by && by.h.dice.One(2) {
-		kit.Count(&j.faults, "crash of a burier")
+	j.removedInTime(s)
+	if j.a.removersCrash && by.h.life == by && by.h.dice.One(2) {
+		kit.Count(&j.faults, "crash of a remover")
 		by.h.crashes()
 		h := by.h
 		j.a.running.Go(func() {
@@ -227,7 +227,7 @@ func (j *judge) rowTaken(ctx context.Context, before, after objects.Claim) {
 			j.violated("S1", "%s takes %s from %s, which stands", l.name, after.ID, old.who())
 		}
 	}
-	j.nobodyHolds(k, l.name+" claims "+after.ID)
+	j.noProcessHolds(k, l.name+" claims "+after.ID)
 	if !s.stands() {
 		kit.Count(&j.judged, "claims by the dead")
 		if s != nil && !s.tainted && s.gone.Before(senderOf(ctx).called) && l.h.resumedAt.Before(s.gone) && !j.mayLookExpired(s) {
@@ -297,8 +297,8 @@ func (j *judge) given(l *life, got []claims.Claim) {
 	}
 }
 
-// nobodyHolds checks that no process holds a claim of a key.
-func (j *judge) nobodyHolds(k *key, when string) {
+// noProcessHolds checks that no process holds a claim of a key.
+func (j *judge) noProcessHolds(k *key, when string) {
 	for _, c := range k.claims {
 		if c.life.dead() || !c.life.holds(claimOf(c.Claim)) {
 			continue
@@ -325,7 +325,7 @@ func (j *judge) rowFreed(ctx context.Context, before objects.Claim) {
 	if s.stands() && s.life != by && !s.tainted {
 		j.violated("S6", "%s frees %s, which belongs to %s", by.name, before.ID, s.who())
 	}
-	// Whoever has buried a session frees its rows, also if a restore has brought them back meanwhile.
+	// The process that has removed a session frees its rows, even if a restore has brought them back meanwhile.
 	undone := s.tainted && s.life != by
 	if s.stands() && !undone {
 		for _, r := range k.runs {
@@ -334,8 +334,8 @@ func (j *judge) rowFreed(ctx context.Context, before objects.Claim) {
 			}
 		}
 	}
-	if !k.tainted { // nobody takes it before the failover has settled
-		j.nobodyHolds(k, by.name+" frees "+before.ID)
+	if !k.tainted { // it is not taken before the failover has settled
+		j.noProcessHolds(k, by.name+" frees "+before.ID)
 	}
 	k.changed, k.tainted = time.Now(), false
 }

@@ -13,10 +13,10 @@ var errCrashed = errors.New("the process is gone")
 
 type senderKey struct{}
 
-// workerKey is the key under which the context of those who want keys has true.
+// workerKey is the context key that marks the calls of workers, which want keys.
 type workerKey struct{}
 
-// sender is who has sent a statement, and when it was called, before a pause perhaps.
+// sender is the process that has sent a statement, and the time of the call, perhaps before a pause.
 type sender struct {
 	life   *life
 	called time.Time

@@ -61,7 +61,7 @@ func (j *judge) looksAround() {
 	}
 	delete(named, nil)
 	for s := range named {
-		j.buriedInTime(s)
+		j.removedInTime(s)
 	}
 }
 
@@ -160,11 +160,11 @@ func (j *judge) isKnown(r *memRow, k *key) {
 	}
 }
 
-// knownWithin is how many TTLs after a row was written, or the tables restored, a session knows at
-// the latest of what the row says.
+// knownWithin is the number of TTLs, after a row was written or the tables were restored, within which a
+// session learns what the row says.
 const knownWithin = 2
 
-// isConfirmed checks that no process holds a claim for long whose row says otherwise.
+// isConfirmed checks that no process holds a claim for long that the row contradicts.
 func (j *judge) isConfirmed(k *key, r *memRow) {
 	for i := range k.claims {
 		c := &k.claims[i]
@@ -187,7 +187,7 @@ func (j *judge) isConfirmed(k *key, r *memRow) {
 	}
 }
 
-// isFreed checks that somebody frees a row of a session that is gone.
+// isFreed checks that the row of a session that is gone is freed.
 func (j *judge) isFreed(r *memRow, k *key, gone time.Time) {
 	for _, h := range j.a.hosts {
 		since, ok := h.life.isRested()
@@ -203,9 +203,9 @@ func (j *judge) isFreed(r *memRow, k *key, gone time.Time) {
 	}
 }
 
-// buriedInTime checks that a session is buried as soon as it has expired, where somebody
-// waits for what it owns.
-func (j *judge) buriedInTime(s *session) {
+// removedInTime checks that a session is removed as soon as it has expired, if a process waits for what it
+// owns.
+func (j *judge) removedInTime(s *session) {
 	if s.tainted || s.late || j.a.clockJumps || !s.gone.IsZero() && s.gone != time.Now() {
 		return
 	}
@@ -221,7 +221,7 @@ func (j *judge) buriedInTime(s *session) {
 	if took <= bound {
 		return
 	}
-	deadline := s.renewed.Add(s.ttl * 2 / 3) // a claim that lands later was sent long before, and nobody expects it
+	deadline := s.renewed.Add(s.ttl * 2 / 3) // a claim that lands later was sent long before, and is not expected
 	for w := range j.waits {
 		since, ok := w.life.isRested()
 		_, drained := w.life.isDrained()
@@ -235,7 +235,7 @@ func (j *judge) buriedInTime(s *session) {
 			k, r := j.keys[id], j.a.db.rows[rowKey{kindOf(id), id}]
 			if r != nil && r.Session == s.id && k.changed.Before(deadline) {
 				s.late = true
-				j.violated("S4", "%s has expired, and %v later it is not buried, although %s waits for %s", s.who(), took, w.life.name, id)
+				j.violated("S4", "%s has expired, and %v later it is not removed, although %s waits for %s", s.who(), took, w.life.name, id)
 				return
 			}
 		}
@@ -279,7 +279,7 @@ func (j *judge) calmEnds() {
 			"put": int(length/(l.h.ttl/3)) + 1, "claims.sessions": int(length/(shortest*3/4)) + 1 + j.begun - j.calmBegun,
 			"claims.take": 0, "claims.move": 0, "claims.look": 0, "list": int(length/(shortest*3/4)) + 1,
 			"settle":       2 * (int(length/l.h.ttl) + 1),                // of either kind, after a lost answer
-			"claims.owned": 4 + 2*sent["delete"] + int(length/time.Hour), // to free the rows of those that it buries, and to compare its own
+			"claims.owned": 4 + 2*sent["delete"] + int(length/time.Hour), // to free the rows of those that it removes, and to compare its own
 		} {
 			if sent[op] > most {
 				j.violated("S7", "%s sends %d statements %q in %v, at most %d are needed", l.name, sent[op], op, length, most)

@@ -19,7 +19,7 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
-// The processes of an arena are also servers of a queue, for workers that do not reach the database: a
+// The processes of an arena are also servers of a queue, for workers that cannot reach the database: a
 // server takes rows for the session of a worker, which it keeps by Resume at each heartbeat, and finishes
 // them by value. This file has the servers and the workers.
 

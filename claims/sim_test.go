@@ -25,8 +25,8 @@ import (
 //
 //   - S3: the tokens of a key increase.
 //
-//   - S4: no session is buried that was renewed less than a TTL ago, or that its process
-//     trusts; one that has expired is buried within 20 ms, if somebody who is well waits.
+//   - S4: no session is removed that was renewed less than a TTL ago, or that its process trusts; one that has
+//     expired is removed within 20 ms, if a process that is well waits.
 //
 //   - S5: no process frees a row while its func runs, and none runs two funcs for one key.
 //     Funcs of two processes overlap only if the older one has overstayed.
@@ -43,14 +43,15 @@ import (
 //   - Move: a claim is moved only if it is the one that was seen. Its former owner may believe in it until
 //     it hears of that: within the time of liveness.
 //
-//   - Liveness: a call that waits gets a key that is free. No row names for longer than two TTLs a
-//     session that does not know of it, and no claim is held for longer whose row says otherwise.
+//   - Liveness: a call that waits gets a key that is free. No row names a session that does not know of it for
+//     longer than two TTLs, and no claim that its row contradicts is held for longer.
 //
 //   - Cause: a func is told to return for a reason that exists.
 //
-//   - K: of the rows with one key, no more are claimed than there may be, also while sessions are gone or answers lost.
+//   - K: of the rows with one key, no more are claimed than there may be, even while sessions are gone or
+//     answers lost.
 //
-//   - R, for a queue whose rows servers take for workers that don't reach the database: no two workers that
+//   - R, for a queue whose rows servers take for workers that cannot reach the database: no two workers that
 //     trust their sessions work on one row (R1); no row is finished twice, and a Finish is accepted if and
 //     only if its claim stood (R2); tokens increase (R3); no session of a worker is removed that was renewed
 //     less than a TTL ago or that its worker trusts (R4); the rows of a session that has ended are free in

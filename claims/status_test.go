@@ -111,7 +111,7 @@ func TestTheStatusTellsThatASessionIsLostAndThatItsFuncsOverstay(t *testing.T) {
 	})
 }
 
-func TestTheStatusCountsWhatWasBuriedAndFreed(t *testing.T) {
+func TestTheStatusCountsWhatWasRemovedAndFreed(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		a.claim(names(100)...)

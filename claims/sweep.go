@@ -224,9 +224,9 @@ func (w *sweeper) judgeNamed(ctx context.Context, l look) {
 	}
 	if l.err != nil {
 		if delete(w.named, l.table); rows {
-			w.failed(ctx, "failed to look at rows of the table; retrying within a TTL", l.err)
+			w.logFailure(ctx, "failed to look at rows of the table; retrying within a TTL", l.err)
 		} else {
-			w.failed(ctx, "failed to look at sessions; retrying", l.err)
+			w.logFailure(ctx, "failed to look at sessions; retrying", l.err)
 		}
 		return
 	}
@@ -301,7 +301,7 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 	}
 	on, err := tenure.LineageOf(ctx, s.store)
 	if err != nil {
-		w.failed(ctx, "failed to look at the lineage of the database; retrying", err)
+		w.logFailure(ctx, "failed to look at the lineage of the database; retrying", err)
 		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0)))
 		return
 	}
@@ -351,7 +351,7 @@ func (w *sweeper) collect(ctx context.Context) {
 	sessions, err := lister.List(listing, objects.SessionType, w.after, some)
 	answered := time.Now()
 	if err != nil {
-		w.failed(ctx, "failed to list sessions; retrying", err)
+		w.logFailure(ctx, "failed to list sessions; retrying", err)
 		return
 	}
 	w.after = ""
@@ -386,7 +386,7 @@ func (w *sweeper) prune(ctx context.Context) {
 				return err
 			})
 			if err != nil {
-				w.failed(ctx, "failed to delete rows that were not claimed for a day; retrying in an hour", err)
+				w.logFailure(ctx, "failed to delete rows that were not claimed for a day; retrying in an hour", err)
 				return
 			}
 			after = next
@@ -395,7 +395,7 @@ func (w *sweeper) prune(ctx context.Context) {
 	})
 }
 
-func (w *sweeper) failed(ctx context.Context, msg string, err error) {
+func (w *sweeper) logFailure(ctx context.Context, msg string, err error) {
 	if ctx.Err() == nil {
 		w.errors.Add(1)
 		w.s.retries.Log(w.s.cfg.Logger, slog.LevelWarn, msg, err)

@@ -56,7 +56,7 @@ func TestTablesThatAnswerNothingDelayNoOther(t *testing.T) {
 			return kit.Hang(ctx, call, do)
 		}))
 		time.Sleep(67 * time.Second)
-		b.stop() // else it would bury the session
+		b.stop() // otherwise it would remove the session
 		record, err := w.store.Get(w.Context(), claims.SessionKey(a.session.ID()))
 		require.NoError(w, err)
 		due := record.UpdatedAt.Add(ttl + 60*time.Millisecond)

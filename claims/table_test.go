@@ -116,7 +116,7 @@ func (d *tables) begin(session string) tenure.Object {
 	return must(d.store.PutIf(d.Context(), tenure.Object{Key: key, Payload: []byte("{}"), Labels: map[string]string{"a": "b"}}, tenure.Unconditional()))(d.T)
 }
 
-func (d *tables) bury(session string) {
+func (d *tables) removeSession(session string) {
 	d.Helper()
 	key := claims.SessionKey(session)
 	o := must(d.store.Get(d.Context(), key))(d.T)
@@ -180,7 +180,7 @@ func (d *tables) takesFromTheGone() {
 	require.Greater(d, taken[0].Token, first[0].Token)
 	require.False(d, d.look("g1").Gone)
 	require.Empty(d, d.take("c", []string{"g1"}, []string{"gone"}, nil), "b was faster")
-	d.bury("b")
+	d.removeSession("b")
 	require.True(d, d.look("g1").Gone)
 	require.Len(d, d.take("c", []string{"g1"}, []string{"b"}, nil), 1)
 }
@@ -391,14 +391,14 @@ func (d *tables) prunes() {
 	require.Len(d, must(d.Wanted(d.Context(), "a", objects.Claim{}, 10, kit.Patience))(d.T), 1, "its claim stands, whatever its age")
 	d.setToken("p3", long+1) // as if it had been claimed again, by a session that ended since
 	prune(0, 10)
-	d.bury("a")
+	d.removeSession("a")
 	require.Len(d, must(d.Wanted(d.Context(), "a", objects.Claim{}, 10, kit.Patience))(d.T), 1, "its session, which lived, had not read it")
 
 	d.begin("a")
 	rows = d.take("a", nil, nil, []string{"p7"})
 	require.Len(d, must(d.Request(d.Context(), "tenant", []string{"p7"}, kit.Patience))(d.T), 1)
 	d.setToken("p7", rows[0].Token+1)
-	d.bury("a")
+	d.removeSession("a")
 	prune(0, 10)
 	require.Empty(d, must(d.Wanted(d.Context(), "a", objects.Claim{}, 10, kit.Patience))(d.T))
 }
@@ -439,7 +439,7 @@ func (d *tables) leavesLockedRows() {
 	unlock = d.lock(rows[0])
 	taken := must(d.Take(d.Context(), "b", "tenant", idsOf(rows), nil, nil, time.Minute))(d.T)
 	require.Equal(d, []string{"l2"}, idsOf(taken))
-	require.Less(d, time.Since(began), 10*time.Second, "nobody waits for the lock")
+	require.Less(d, time.Since(began), 10*time.Second, "no statement waits for the lock")
 	unlock()
 }
 

@@ -92,7 +92,7 @@ func (w *Worker) TakeWith(ctx context.Context, o TakeOptions) ([]Claim, error) {
 		err = fmt.Errorf("%w: Have is for TakeFor and TryTakeFor: a session knows its own claims", tenure.ErrInvalid)
 	}
 	if err != nil {
-		return nil, w.q.failed("take", err)
+		return nil, w.q.opError("take", err)
 	}
 	t := &takeCall{n: min(o.N, perStatement), got: make(chan []Claim, 1)}
 	l := w.join(source{w.q, o.filter()}, t)
@@ -110,7 +110,7 @@ func (w *Worker) TakeWith(ctx context.Context, o TakeOptions) ([]Claim, error) {
 	case got := <-t.got: // even if ctx ended at the same moment
 		return got, nil
 	default:
-		return nil, w.q.failed("take", err)
+		return nil, w.q.opError("take", err)
 	}
 }
 

@@ -26,7 +26,7 @@ func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) (
 		err = fmt.Errorf("%w: session is empty", tenure.ErrInvalid)
 	}
 	if err != nil {
-		return nil, q.failed("take", err)
+		return nil, q.opError("take", err)
 	}
 	q.freeExpired(ctx)
 	var got []Claim
@@ -37,7 +37,7 @@ func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) (
 	if settlesIn(err) > 0 {
 		return nil, nil
 	}
-	return got, q.failed("take", err)
+	return got, q.opError("take", err)
 }
 
 func (q *Queue) takeFor(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {

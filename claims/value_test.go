@@ -73,13 +73,13 @@ func TestADetachedClaimIsNotTakenForOneWhoseAnswerWasLost(t *testing.T) {
 		require.Empty(w, a.claim("one"))
 		time.Sleep(2 * time.Minute)
 		require.Empty(w, b.claim("one"))
-		b.claimOne("two") // this one nobody knew of
+		b.claimOne("two") // no session knew of this one
 		w.releaseValue(c)
 		b.claimOne("one")
 	})
 }
 
-func TestASessionThatClosesFreesWhatItHasPassedOn(t *testing.T) {
+func TestASessionThatClosesFreesWhatItHasDetached(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		c := a.claimOne("one")
@@ -106,7 +106,7 @@ func TestAClaimIsReleasedByAnotherProcessOnAServer(t *testing.T) {
 
 // S5, S1: the process that a detached claim was handed to works alone, whatever becomes of what the
 // owner sends, and even if others want the key.
-func TestNobodyElseWorksUnderAClaimThatWasPassedOn(t *testing.T) {
+func TestNoOtherProcessWorksUnderADetachedClaim(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		late := func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
@@ -238,7 +238,7 @@ func TestASessionThatIsClosingIsNotResumed(t *testing.T) {
 }
 
 // The session of a worker that servers keep for it.
-func TestASessionThatIsResumedIsNotBuried(t *testing.T) {
+func TestASessionThatIsResumedIsNotRemoved(t *testing.T) {
 	eachServer(t, func(t *testing.T, open func() tenure.Database) {
 		w := newWorld(t, open())
 		b := w.startWith("b", claims.SessionConfig{TTL: 5 * time.Second})
@@ -307,8 +307,7 @@ func TestAStoreThatIsFencedByAClaimWritesOnlyWhileItStands(t *testing.T) {
 	})
 }
 
-// S1: a release that comes twice may overtake the next claim of the key, which is not the one
-// that it is to free.
+// S1: a repeated release may overtake the next claim of the key, which it must not free.
 func TestOnPostgresALateReleaseLeavesTheNextClaim(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, kit.OpenPostgres(t, kit.PostgresURL(t), tenure.PostgresConfig{}))

@@ -107,7 +107,7 @@ func (w *Worker) TryClaim(ctx context.Context, ids ...string) ([]Claim, error) {
 	if err == nil {
 		got, err = w.claimer.tryNow(ctx, ids)
 	}
-	return got, w.q.failed("try to claim", err)
+	return got, w.q.opError("try to claim", err)
 }
 
 // Claim is like [Worker.TryClaim], but waits until it gets at least one of the rows. Rows need not exist yet.
@@ -119,7 +119,7 @@ func (w *Worker) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
 	if err == nil {
 		got, err = w.claimer.wait(ctx, func() []string { return ids })
 	}
-	return got, w.q.failed("claim", err)
+	return got, w.q.opError("claim", err)
 }
 
 // Do calls fn with a context that ends when the claim does. When fn has returned, Do frees the row, unless fn
@@ -165,9 +165,9 @@ var errUnfinished = errors.New("the func returned nil, but did not end its claim
 func (w *Worker) Serve(ctx context.Context, workers int, fn func(context.Context, Claim) error) error {
 	switch {
 	case workers < 1:
-		return w.q.failed("serve", fmt.Errorf("%w: %d workers", tenure.ErrInvalid, workers))
+		return w.q.opError("serve", fmt.Errorf("%w: %d workers", tenure.ErrInvalid, workers))
 	case fn == nil:
-		return w.q.failed("serve", fmt.Errorf("%w: fn is nil", tenure.ErrInvalid))
+		return w.q.opError("serve", fmt.Errorf("%w: fn is nil", tenure.ErrInvalid))
 	}
 	defer report.Flush(w.q.cfg.Logger)
 	taking, cancel := context.WithCancel(ctx)

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-	_ "time/tzdata" // not each host has the zones
+	_ "time/tzdata" // not every host has the zones
 
 	"github.com/stretchr/testify/require"
 

@@ -8,11 +8,10 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
-// BenchmarkShards has ten processes share a thousand shards on Postgres. Ten times one more
-// joins and another one leaves; then one is killed, and at last all that are left rest. Times are
-// those until the shards are balanced again: of a join from the Settle after its start, of a
-// kill from the TTL after the killed process's last renewal. The best round is that of the
-// least busy moment.
+// BenchmarkShards lets ten processes share a thousand shards on Postgres. Ten times, one more joins and another
+// leaves. Then one is killed, and finally the others rest. It reports how long it takes until the shards are
+// balanced again: for a join, counted from Settle after its start, and for a kill, from a TTL after the killed
+// process's last renewal. The best round is the one at the least busy moment.
 func BenchmarkShards(b *testing.B) {
 	const settle, ttl = 100 * time.Millisecond, 6 * time.Second
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

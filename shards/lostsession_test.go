@@ -25,7 +25,7 @@ func hanging(hang <-chan struct{}, ids ...string) func(*process, *shards.Config)
 	}
 }
 
-// Its session was lost, so nobody owns the shard, and nobody else can work for it.
+// Its session was lost, so no session owns the shard, and no other process can work for it.
 func TestAFuncThatDoesNotReturnAfterItsSessionWasLostIsStuck(t *testing.T) {
 	inBubble(t, 3, func(w *world) {
 		hang := make(chan struct{})
@@ -45,8 +45,8 @@ func TestAFuncThatDoesNotReturnAfterItsSessionWasLostIsStuck(t *testing.T) {
 	})
 }
 
-// If it took part, the other one would give up just the shards that it has taken over, and nobody
-// could work for them.
+// If it took part, the other process would give up just the shards that it has taken over, and none could work
+// for them.
 func TestAProcessWhoseFuncsHangAfterItsSessionWasLostGetsNothingFromOthers(t *testing.T) {
 	inBubble(t, 4, func(w *world) {
 		hang := make(chan struct{})
@@ -76,7 +76,7 @@ func TestAProcessWhoseFuncsHangAfterItsSessionWasLostGetsNothingFromOthers(t *te
 	})
 }
 
-// Nobody else is there, so its other shards run.
+// No other process is there, so its other shards run.
 func TestAProcessThatIsAloneTakesPartAlthoughAFuncHangs(t *testing.T) {
 	inBubble(t, 3, func(w *world) {
 		hang := make(chan struct{})

@@ -13,9 +13,9 @@ import (
 
 var ruleRuns = flag.Int("shards.rule", 60, "how many random histories the model of the rule goes through")
 
-// From any numbers, members that stop and claim what they come to, one after another and some at
-// a time, come to the same shares all along, so nobody stops what it has just claimed. From a
-// balanced state a join gives nobody more, and a leave takes nothing from anybody.
+// From any numbers, members that stop and claim shards until they have their shares, one after another and some
+// at a time, compute the same shares all along, so none stops a shard that it has just claimed. From a balanced
+// state, a join gives no other member more, and a leave takes nothing from any.
 func TestSharesAreEvenAndStayWhileShardsMove(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 6))
 	even := func(shards int, has []int) {
@@ -37,7 +37,7 @@ func TestSharesAreEvenAndStayWhileShardsMove(t *testing.T) {
 		want := shares(shards, has)
 		even(shards, want)
 		for i, n := range shares(shards, append(slices.Clone(has), 0))[:len(has)] {
-			require.LessOrEqual(t, n, want[i], "nobody claims what it gives up when the next one counts")
+			require.LessOrEqual(t, n, want[i], "no member claims what it gives up when the next one counts")
 		}
 		for !slices.Equal(has, want) {
 			i := random.IntN(len(has))
@@ -76,7 +76,7 @@ func TestWhoCounts(t *testing.T) {
 		n    int
 		in   time.Duration
 	}{
-		{"nobody is there", nil, 0, 0},
+		{"there are none", nil, 0, 0},
 		{"it has just begun", []time.Duration{0}, 0, 10},
 		{"it has settled", []time.Duration{10}, 1, 0},
 		{"all have begun together", []time.Duration{11, 10, 10}, 3, 0},
@@ -113,8 +113,8 @@ func TestWhatAMemberStopsAndClaims(t *testing.T) {
 		{"some stop already", []int{10, 0}, 2, 0, 10, 7, 2, 0, 0},
 		{"one that hangs takes the place of another", []int{5, 5}, 2, 0, 5, 4, 0, 0, 0},
 		{"it has one more, and keeps it", []int{4, 3, 3}, 3, 0, 4, 4, 0, 0, 0},
-		{"nobody has one more yet, and it is the youngest", []int{3, 3, 3}, 3, 2, 3, 3, 0, 1, 1},
-		{"nobody has one more yet, and it is not the youngest", []int{3, 3, 3}, 3, 1, 3, 3, 0, 0, 0},
+		{"no member has one more yet, and it is the youngest", []int{3, 3, 3}, 3, 2, 3, 3, 0, 1, 1},
+		{"no member has one more yet, and it is not the youngest", []int{3, 3, 3}, 3, 1, 3, 3, 0, 0, 0},
 		{"all have more, and it is not the youngest", []int{5, 5, 0}, 3, 0, 5, 5, 2, 0, 0},
 		{"all have more, and it is the youngest of them", []int{5, 5, 0}, 3, 1, 5, 5, 1, 0, 0},
 	} {
@@ -152,7 +152,7 @@ type node struct {
 	free   map[int]time.Time // since when it has seen shards free
 }
 
-// look lets a member do what Shards.look does. It reports whether it did anything.
+// look lets a member do what Member.look does. It reports whether it did anything.
 func (g *group) look(n *node) (did bool) {
 	var ages []time.Duration
 	for _, m := range g.members {
@@ -300,9 +300,8 @@ func TestAnyChurnEndsEvenly(t *testing.T) {
 	}
 }
 
-// A rolling restart replaces one process after another. No shard moves more than twice if the
-// oldest go first, or if each new process joins before an old one leaves. Else a few move a third
-// time.
+// A rolling restart replaces one process after another. No shard moves more than twice if the oldest go first,
+// or if each new process joins before an old one leaves. Otherwise a few move a third time.
 func TestARollingRestart(t *testing.T) {
 	for _, test := range []struct {
 		name  string

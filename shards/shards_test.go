@@ -53,7 +53,8 @@ func TestShardsAreSpreadEvenlyAndMoveNoMoreThanTheyMust(t *testing.T) {
 	})
 }
 
-// Else the new one would claim what some have freed while others free more, which would wait.
+// Otherwise the new member would claim the shards that some have freed while others free more, which would then
+// wait.
 func TestMembersStopTheirSurplusOneAfterAnother(t *testing.T) {
 	inBubble(t, 40, func(w *world) {
 		ps := w.together(4)
@@ -265,7 +266,7 @@ func TestAnUnfitProcessGivesUpItsShardsIfAnotherIsThere(t *testing.T) {
 
 		sick[0].Store(true)
 		time.Sleep(time.Minute)
-		w.spread([]int{6}, p) // nobody else is there
+		w.spread([]int{6}, p) // no other process is there
 		q := w.start("q", with(1))
 		time.Sleep(settle + moment)
 		w.spread([]int{0, 6}, p, q)
@@ -343,7 +344,7 @@ func TestAtRestFewStatementsAreSent(t *testing.T) {
 	}
 }
 
-// A row per life would be many, where a process crashes and begins again, and again.
+// One row per life would add up if a process crashes and restarts again and again.
 func TestMembersThatAreGoneLeaveNothing(t *testing.T) {
 	inBubble(t, 2, func(w *world) {
 		w.together(1)

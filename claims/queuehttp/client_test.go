@@ -164,7 +164,7 @@ func TestAFuncIsToldThatItsClaimHasEnded(t *testing.T) {
 		require.Equal(w, "1 lease lost", receive(w, causes))
 		w.awaitCount(1, countDone)
 		require.Zero(w, w.count(`SELECT count(*) FROM results WHERE task = 2`))
-		require.Equal(w, 1, w.count(`SELECT count(*) FROM results`), "of the other task, which nobody else had yet or has done again")
+		require.Equal(w, 1, w.count(`SELECT count(*) FROM results`), "of the other task, which no other worker had yet or has done again")
 	})
 }
 

@@ -66,7 +66,7 @@ func TestWhatAServerAnswers(t *testing.T) {
 		require.Equal(w, 1, w.count(`SELECT count(*) FROM tasks WHERE not_before IS NOT NULL AND session IS NULL`))
 		w.exec(`UPDATE tasks SET not_before = NULL`)
 		again = take(first, 1)
-		require.Equal(w, 2, again[0].Claim.Attempt, "the abandoned one is none")
+		require.Equal(w, 2, again[0].Claim.Attempt, "an abandoned attempt does not count")
 
 		does(200, "goodbye", in{"session": first})
 		does(409, "goodbye", in{"session": first})

@@ -1,12 +1,11 @@
-// Command runs drives durable runs: programs of some steps that survive the death of the process
-// that drives them, at any moment. A run is a row of a table. A driver that claims it reads its
-// journal of what has happened so far, and continues from there. The journal is extended only
-// under the claim: a driver that was paused, and has lost the run, adds nothing.
+// Command runs drives durable runs: programs of several steps that survive the death, at any moment, of the
+// process that drives them. A run is a row of a table. A driver that claims it reads its journal of what has
+// happened so far, and continues from there. The journal is extended only under the claim: a driver that was
+// paused, and has lost the run, adds nothing.
 //
-// The runs of this example are orders, which another system, the provider, charges and then
-// ships. Calls are made as from an outbox: the journal says that a call is about to be made,
-// then it is made, then the journal has its outcome. A driver that finds a call without an
-// outcome asks the provider what has become of it.
+// The runs of this example are orders, which another system, the provider, charges and then ships. Calls are
+// made as from an outbox: the journal first records that a call is about to be made, and after the call its
+// outcome. A driver that finds a call without an outcome asks the provider what has become of it.
 //
 // The database is Postgres or a SQLite file; the URL decides. The example has no SQL of its own for
 // claims.
@@ -20,12 +19,11 @@
 //	go run ./examples/runs show
 //	go run ./examples/runs attach 'order 1' # drives this run here, wherever it is driven now
 //
-// A process that is stopped between its writes delays nothing but its own runs, and these only until
-// its session expires. On SQLite there is one write lock for the whole file. A process that is stopped,
-// with SIGSTOP or by a debugger, while it holds that lock keeps all others from writing: sessions are
-// not renewed, runs are not taken over, and no event is added, until the process is continued or
-// killed. Nothing is written twice or late even then. Where processes may be stopped, use Postgres,
-// which ends a transaction that idles.
+// A process that is stopped between its writes delays nothing but its own runs, and these only until its
+// session expires. On SQLite there is one write lock for the whole file. A process that is stopped, with
+// SIGSTOP or by a debugger, while it holds that lock keeps all others from writing: sessions are not renewed,
+// runs are not taken over, and no event is added, until the process is continued or killed. Even then, nothing
+// is written twice or late. Where processes may be stopped, use Postgres, which ends idle transactions.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Command workers hands the rows of a table over HTTP to workers that reach no database. There may be any number
-// of servers, and a worker goes on with another one when its server fails. If a worker dies, other workers get its
-// tasks a TTL later. A result that comes too late is refused.
+// Command workers hands the rows of a table over HTTP to workers that cannot reach the database. Any number of
+// servers may run, and a worker goes on with another one when its server fails. If a worker dies, other workers
+// get its tasks a TTL later. A result that comes too late is refused.
 //
 //	export DATABASE_URL=postgres://…
 //	go run ./examples/workers migrate
