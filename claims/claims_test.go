@@ -485,7 +485,7 @@ func TestAClaimWhoseAnswerWasLostIsFoundByTheNext(t *testing.T) {
 		_, err := a.keys.TryClaim(w.Context(), "one", "two")
 		require.ErrorIs(w, err, kit.ErrReset)
 		require.Equal(w, 1, a.keys.Len())
-		c := a.claimOne("one") // it is returned to whoever wants it
+		c := a.claimOne("one") // it is returned to the next caller
 		require.True(w, a.keys.Holds(c))
 
 		b := w.start("b")

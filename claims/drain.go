@@ -38,7 +38,7 @@ func (k *kind) giveBack() {
 	if l == nil || l.term.over != nil {
 		return
 	}
-	for id, call := range k.running { // also if its claim has ended
+	for id, call := range k.running { // even if its claim has ended
 		call.cancel(errGivenBack)
 		if token, held := l.held[id]; held && l.spent[id] == token { // don't keep it for the rest of its pause
 			call.kept = false

@@ -95,7 +95,7 @@ func (q *Queue) retireFor(ctx context.Context, exhausted []Claim) {
 	}
 }
 
-// giveBack frees a row that was taken for another session, and has it skipped for a while.
+// giveBack frees a row that was taken for another session, and holds it back for a while.
 func (q *Queue) giveBack(ctx context.Context, c Claim) {
 	d := q.backoff(c)
 	if q.cfg.NotBefore != "" {

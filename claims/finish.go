@@ -105,7 +105,7 @@ func (q *Queue) finishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *
 	if err != nil {
 		return nil, false, err
 	}
-	defer tx.Rollback() // also after a panic
+	defer tx.Rollback() // even after a panic
 	for _, c := range claims {
 		query, args, err := q.FinishStatement(c)
 		if err == nil {

@@ -166,7 +166,7 @@ func (k *kind) do(ctx context.Context, c Claim, fn func(context.Context) error) 
 		return opError("do "+c.String(), err)
 	}
 	unused := false
-	defer func() { k.endFunc(c, call, unused) }() // also after a panic
+	defer func() { k.endFunc(c, call, unused) }() // even after a panic
 	err = fn(context.WithValue(ctx, claimKey, c))
 	cause := context.Cause(ctx)
 	told := errors.Is(cause, tenure.ErrShutdown) || errors.Is(cause, tenure.ErrResigned) || errors.Is(cause, context.Canceled)

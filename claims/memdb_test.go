@@ -31,7 +31,7 @@ type memDB struct {
 	mu      sync.Mutex // guards what follows; a watcher is called under it
 	records *storetest.Mem
 	rows    map[rowKey]*memRow
-	wanted  map[objects.Claim]bool // claims that somebody asks for
+	wanted  map[objects.Claim]bool // requested claims
 	epoch   int                    // of the transactions; ends when the tables are restored
 
 	lineages bool      // a restore begins another lineage

@@ -86,7 +86,7 @@ func TestARowThatCannotBeGivenUpIsNoWorkers(t *testing.T) {
 		remote := db.remote("w", ttl)
 		ctx, cancel := context.WithCancel(db.Context())
 		byFunc.OnExhausted = func(context.Context, claims.Claim) error {
-			cancel() // whoever asks for rows goes away
+			cancel() // the caller goes away
 			return errors.New("no")
 		}
 		for _, cfg := range []claims.QueueConfig{cfg, byFunc} {

@@ -84,7 +84,7 @@ func testTables(t *testing.T, d *tables) {
 		"the sessions that rows name are read with their records":          (*tables).readsSessions,
 		"rows that are free for a day are deleted":                         (*tables).prunes,
 		"the rows of kinds are listed, and those that are free forgotten":  (*tables).listsAndForgets,
-		"owners are asked for rows, until somebody else owns them":         (*tables).asks,
+		"owners are asked for rows, until other sessions own them":         (*tables).asks,
 		"a row is moved if its claim is the one that was seen":             (*tables).moves,
 		"rows that are locked are left":                                    (*tables).leavesLockedRows,
 	} {

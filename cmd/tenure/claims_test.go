@@ -102,7 +102,7 @@ func TestOwnerTellsWhoOwnsAKey(t *testing.T) {
 			t.Errorf("the owner is %+v", v)
 		}
 
-		// As a session that has crashed leaves its record and rows, and as they are when it was buried.
+		// As a crashed session leaves its record and rows, and as they are once it was removed.
 		s.exec(t, `UPDATE objects_claims SET session = 'crashed' WHERE id = 'acme'; UPDATE objects_claims SET session = 'buried' WHERE id = 'glo/bex'`)
 		stop()
 		s.exec(t, `DELETE FROM objects`)
@@ -144,7 +144,7 @@ func TestListShowsSessionsAndWhatTheyOwn(t *testing.T) {
 		b, _, _ := s.startSession(t, "b") // owns nothing
 		eventually(t, soon, "b has begun", b.Valid)
 		list := func(args ...string) (text string) {
-			eventually(t, soon, "what nobody has freed yet is listed", func() bool { // b's first look may free it
+			eventually(t, soon, "what is not freed yet is listed", func() bool { // b's first look may free it
 				s.exec(t, `INSERT INTO objects_claims (kind, id, session, token) VALUES ('tenant', 'lost', 'buried', 1) ON CONFLICT (kind, id) DO UPDATE SET session = 'buried'`)
 				text = s.ask(t, "list", append([]string{"-sessions"}, args...)...)
 				return strings.Contains(text, "buried")

@@ -51,8 +51,8 @@ func eachDatabase(t *testing.T, test func(t *testing.T, s *site)) {
 	})
 }
 
-// ask runs a command on the site's lease, which must succeed, and returns its output. The
-// status of a lease that nobody holds is a success.
+// ask runs a command on the site's lease, which must succeed, and returns its output. The status of a lease
+// that is not held is a success.
 func (s *site) ask(t *testing.T, command string, args ...string) string {
 	t.Helper()
 	args = append([]string{command, "-store", s.store}, args...)
@@ -341,7 +341,7 @@ func TestATableOfTheApplicationsOwnIsExplainedInOneLine(t *testing.T) {
 		} else {
 			execSQLite(t, s.store, table)
 			want = `table "objects" does not fit: its column id is BIGINT, not TEXT; ` + lacks
-			reads = "no such column: " // whoever only reads does not inspect the table
+			reads = "no such column: " // a command that only reads does not inspect the table
 		}
 		const remedy = " (if it is another program's table, choose another name with Table or Schema, or with the command's -table or -schema)\n"
 		for _, command := range [][]string{{"migrate"}, {"status", "-key", "k"}, {"run", "-key", "k", "--", "true"}} {
@@ -534,11 +534,11 @@ func TestHandoverWaitsUntilTheReplicaHoldsTheLease(t *testing.T) {
 			t.Errorf("again to b: %q", got)
 		}
 
-		// Nobody has that name, so any replica may take the lease after a while.
+		// No replica has that name, so any may take the lease after a while.
 		status, stdout, stderr = handover("typo", "1m")
 		taken := regexp.MustCompile(`^tenure handover: ` + key + ` was not handed over to typo: [ab] holds it now; does a replica of that name stand by\?\n$`)
 		if want := "asked b to hand " + key + " over to typo\n"; status != 1 || stdout != want || !taken.MatchString(stderr) {
-			t.Errorf("to a name that nobody has: exit status %d, %q and %q", status, stdout, stderr)
+			t.Errorf("to a name that no replica has: exit status %d, %q and %q", status, stdout, stderr)
 		}
 
 		holder := s.awaitStart(t, 2).holder

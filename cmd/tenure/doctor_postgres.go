@@ -214,8 +214,8 @@ const (
 	statementMode   = "statement"
 )
 
-// poolerMode finds out in which mode a pooler is: only in session mode does a client keep its session while another
-// one has a transaction.
+// poolerMode finds out the mode of a pooler: only in session mode does a client keep its session while another
+// client has a transaction.
 func poolerMode(ctx context.Context, conn *pgx.Conn, config *pgx.ConnConfig, pid uint32) string {
 	other, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {

@@ -183,7 +183,7 @@ func (s *site) awaitStart(t *testing.T, after int) event {
 	return starts[after]
 }
 
-// idle reports whether nobody holds the service's lock.
+// idle reports whether no process holds the service's lock.
 func (s *site) idle() bool {
 	lock, err := os.OpenFile(filepath.Join(s.dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

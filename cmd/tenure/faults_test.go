@@ -181,7 +181,7 @@ func TestAProgramWhoseLeaseRecordIsDeletedIsKilledAtOnce(t *testing.T) {
 	r := s.start(t, "a", s.service(t, "stubborn")...)
 	s.awaitStart(t, 0)
 	store := s.open(t)
-	eventually(t, soon, "somebody deletes the record", func() bool {
+	eventually(t, soon, "the record is deleted", func() bool {
 		h, held := holding(t, store)
 		return held && store.DeleteIf(t.Context(), h.Key, h.Version) == nil
 	})
@@ -424,7 +424,7 @@ func TestAReplicaIsUnfencedBeforeItFencesAndItsProgramStarts(t *testing.T) {
 	}
 	c.awaitLog(t, "-unfence: exit status 1")
 
-	// So does one that has to fence somebody. That is left to the next holder.
+	// So does one that has to fence another. The fencing is left to the next holder.
 	seen := len(events())
 	b.signal(t, syscall.SIGKILL)
 	c.awaitLog(t, `cause="lease resigned"`) // at once, and not when it has failed for a TTL
@@ -699,7 +699,7 @@ func TestOnLossKillHoldsForAServiceWhoseGuardIsGone(t *testing.T) {
 			if exists(killed) {
 				t.Error("-stop was killed before the lease was lost")
 			}
-			eventually(t, soon, "somebody deletes the record", func() bool {
+			eventually(t, soon, "the record is deleted", func() bool {
 				h, held := holding(t, store)
 				return held && store.DeleteIf(t.Context(), h.Key, h.Version) == nil
 			})

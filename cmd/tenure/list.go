@@ -36,7 +36,7 @@ of each kind, and then prints 100000+. -drained shows the replicas that "tenure 
 marked.
 
 Without -type, list reads at most 100 types and the first 1,000 objects of each, shows
-those that are leases, and says on stderr which types have more. With -type, it reads and
+the leases among them, and says on stderr which types have more. With -type, it reads and
 shows all objects of the type.`,
 	flags:  storeFlags + "type sessions drained json",
 	usages: map[string]string{"json": "print a JSON array"},

@@ -18,7 +18,7 @@ import (
 	leaserecord "github.com/tenurelib/tenure/internal/record"
 )
 
-// acquire has somebody hold a lease.
+// acquire lets the replica "somebody" hold a lease.
 func acquire(t *testing.T, store tenure.Store, key tenure.Key) {
 	t.Helper()
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: "somebody", TTL: 10 * soon})

@@ -22,9 +22,8 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// asTenure is an environment variable that makes the test binary act as tenure, its guard,
-// or the service that it runs. So nothing needs to be built, and the race detector is on
-// if it is on in the tests.
+// asTenure is an environment variable that makes the test binary act as tenure, its guard, or the service that
+// it runs. Nothing needs to be built, and the race detector is on if it is on in the tests.
 const asTenure = "TENURE_TEST_AS_TENURE"
 
 func TestMain(m *testing.M) {

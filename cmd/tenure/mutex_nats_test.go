@@ -22,10 +22,10 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// The rules of a process mutex in a NATS subject: it is created where there is no record or a
-// blank one, updated only by the revision that was read, taken over only after the holder has
-// been silent for R·F, by no clock but one's own, and renewed C times before the program then
-// starts. Each renewal comes after a check. Whoever is unfit blanks it once and kills its program.
+// The rules of a process mutex in a NATS subject: it is created where there is no record or a blank one,
+// updated only by the revision that was read, taken over only after the holder has been silent for R·F, by no
+// clock but one's own, and renewed C times before the program then starts. Each renewal comes after a check. A
+// replica that is unfit blanks it once and kills its program.
 func TestOnNATSRunIsAProcessMutex(t *testing.T) {
 	t.Parallel()
 	const interval, missed, confirm = time.Second, 3, 2

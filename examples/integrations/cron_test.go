@@ -38,8 +38,8 @@ func Example_cronExpression() {
 	// Output: <nil>
 }
 
-// A cron that runs only while this replica holds the lease. A time at which nobody held it
-// passes without a run; use a schedule where that must not be.
+// A cron that runs only while this replica holds the lease. A time at which no replica holds it passes without
+// a run; use a schedule where that must not happen.
 func Example_cronWhileHolding() {
 	store := newStore()
 	defer store.Close()

@@ -118,7 +118,7 @@ func TestAManagerIsAJobThatLosesAndRegainsItsLeaseWithinOneProcess(t *testing.T)
 				t.Fatal("a former term has written")
 			}
 		}
-		// Somebody takes the lease away.
+		// Another replica takes the lease away.
 		obj, err := store.Get(ctx, key)
 		must(t, err)
 		must(t, store.DeleteIf(ctx, key, obj.Version))
