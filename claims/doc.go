@@ -12,8 +12,8 @@
 // # What is guaranteed
 //
 //   - At any moment at most one session's claim on a key is valid, under the conditions that package tenure
-//     states for the terms of a lease. After [Keys.Move], the former owner takes its claim for valid until it
-//     learns of the move.
+//     states for the terms of a lease. After [Keys.Move], the former owner believes its claim to be valid until
+//     it learns of the move.
 //   - A write that is fenced by a claim never commits after the key's next claim began,
 //     whatever the pauses, clocks and partitions: see [Claim.Fence].
 //   - The tokens of one key strictly increase.

@@ -14,8 +14,8 @@ import (
 	"github.com/tenurelib/tenure/internal/witnessed"
 )
 
-// kind owns the state of a session's claims of one kind, and runs their statements. [Keys] and [Worker]
-// are its two faces, and use only its methods.
+// kind owns the state of a session's claims of one kind, and runs their statements. [Keys] and [Worker] use
+// only its methods.
 type kind struct {
 	s     *Session
 	name  string

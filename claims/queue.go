@@ -174,7 +174,7 @@ func (q *Queue) opError(what string, err error) error {
 	return opError(what+" rows of "+q.cfg.Table, err)
 }
 
-// OwnedBy returns all claims on rows of the table that a session has, given the session's ID.
+// OwnedBy returns all claims that the session with that ID has on rows of the table.
 func (q *Queue) OwnedBy(ctx context.Context, session string) ([]Claim, error) {
 	rows, err := q.ownedBy(ctx, session)
 	if err != nil {
@@ -347,8 +347,8 @@ func (q *Queue) freeExpired(ctx context.Context) {
 	}
 }
 
-// Wake wakes the callers that wait for rows, in other processes too. Call it once after rows were added,
-// however many. It reports no errors, because a hint may be lost in any case.
+// Wake wakes the callers that wait for rows, in other processes too. Call it once after adding rows, however
+// many. It reports no errors, because a hint may be lost in any case.
 func (q *Queue) Wake() { wake(q.store, keyOf(q.cfg.Table), q.rows.limit) }
 
 // valid rejects claims that can't be claims on rows of this table.

@@ -106,9 +106,10 @@ type QueueConfig struct {
 	Logger *slog.Logger // default slog.Default()
 }
 
-// PerKey says that of the rows with the same value in Column, no more than Limit are claimed at any moment, in
-// all processes. Rows with other values are taken meanwhile, in their order. The rows of a dead worker count
-// until they are freed. All processes need the same Limit; with different ones, the greatest applies.
+// PerKey limits the claims on rows with the same value in Column: no more than Limit are claimed at any moment,
+// in all processes together. Rows with other values are taken meanwhile, in their order. The rows of a dead
+// worker count until they are freed. All processes need the same Limit; with different ones, the greatest
+// applies.
 //
 // Column is a column of the application. It must be NOT NULL, have one of the types that ID may have, and not
 // change while the row is claimed. The table needs two more indexes, which [QueueConfig.PostgresDDL] and
