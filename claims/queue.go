@@ -16,7 +16,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/report"
 )
 

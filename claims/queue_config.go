@@ -188,7 +188,8 @@ func (cfg QueueConfig) statements() objects.RowsConfig {
 }
 
 // PostgresDDL returns the statements that add the columns and the partial indexes to the table on Postgres, for
-// a migration. Ready becomes part of an index, so it must not depend on the time.
+// a migration. Ready becomes part of an index, so it must not depend on the time. A [tenure.ErrInvalid] names
+// everything that is wrong with the config.
 func (cfg QueueConfig) PostgresDDL() (string, error) {
 	return cfg.ddl(pgobjects.RowsDDL)
 }
