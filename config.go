@@ -45,8 +45,8 @@ type LeaseConfig struct {
 	AssumeUniqueHolder bool
 }
 
-// UniqueWithin is the label that limits [LeaseConfig].AssumeUniqueHolder to what its value names:
-// a machine, or anything else in which, as the caller knows, only one process has this Holder.
+// UniqueWithin is the label that limits [LeaseConfig].AssumeUniqueHolder to what its value names,
+// such as a machine. Only one process there may have this Holder.
 const UniqueWithin = "unique-within"
 
 // withDefaults returns the config with its zero fields filled in, and an error that names
@@ -107,11 +107,10 @@ const (
 
 // CoordinatorConfig configures a [Coordinator]. The zero value is ready to use.
 type CoordinatorConfig struct {
-	// Watch and Reconcile are the job. Both run, each in its own goroutine, from the start
-	// of a term until their context ends; [context.Cause] tells why it ended, and
-	// [TermFromContext] returns the term. If one of them returns or panics earlier, the term
-	// is over: the other's context ends, the lease is released, and after a pause this replica
-	// competes again.
+	// Watch and Reconcile are the job. Both run, each in its own goroutine, from the start of a
+	// term until their context ends; [context.Cause] says why it ended, and [TermFromContext]
+	// returns the term. If one of them returns or panics earlier, the term is over: the other's
+	// context ends, the lease is released, and after a pause this replica competes again.
 	//
 	// Either or both may be nil. If both are nil, the replica only holds the lease, for a
 	// program that asks [Coordinator.IsHolder] before each of its steps.
@@ -169,7 +168,7 @@ type CoordinatorConfig struct {
 	// It must return when its context ends, as a job must: with the term, or after ten TTLs.
 	FencePredecessor func(ctx context.Context, prev Holding) error
 
-	// Outranks, if set, reports whether this replica should have the lease rather than that holder, for
+	// Outranks, if set, reports whether this replica should have the lease rather than holder, for
 	// example because it is in the database's zone. When it has been true of one term for Settle, and
 	// Check has passed, this replica asks for a handover to itself. Each such request doubles the time
 	// until the next, up to an hour, until this replica has held the lease for that long. Outranks is

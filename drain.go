@@ -31,8 +31,8 @@ const (
 
 // Drain takes a replica out of service without stopping its process. While the replica is drained, the
 // coordinators and sessions whose configs name this Drain give back what they hold, each lease and key as
-// soon as its job or func has returned, and take nothing. A replica is drained while it is marked (see
-// [SetDrain]), even across restarts, and from [Drain.Start] to [Drain.Stop].
+// soon as its job or func has returned, and take nothing new. A replica is drained while it is marked
+// (see [SetDrain]), even across restarts, and from [Drain.Start] to [Drain.Stop].
 //
 // [Drain.Run] must run: coordinators and sessions don't begin before it has read the mark for the first
 // time. All methods are safe for concurrent use.

@@ -395,9 +395,9 @@ func (l *Lease) resumedTerm(obj Object, token int64, now clock.Clock, attempt cl
 
 // Seal renews the term, and makes [Lease.Resume] refuse it from then on, in every process. It is
 // for a process that gives up piece by piece what it owns under a term, before it releases the
-// lease, if others may have resumed the term. [ErrLost] means that one of them has; this process
-// then has nothing left to give up. Only the process that began the term may seal it. After any
-// other error the term may be sealed or not; Seal may be called again.
+// lease, if other processes may have resumed the term. [ErrLost] means that one of them has;
+// this process then has nothing left to give up. Only the process that began the term may seal
+// it. After any other error the term may be sealed or not; Seal may be called again.
 func (l *Lease) Seal(ctx context.Context, term *Term) error {
 	if err := term.isFor("seal", l.cfg.Key); err != nil {
 		return err

@@ -101,7 +101,7 @@ type RunStats struct {
 	Succeeded    int       `json:"succeeded"`
 	Failed       int       `json:"failed"`
 	RunningSince time.Time `json:"running_since,omitzero"` // when the oldest run that has not ended began; zero: none is running
-	Overdue      bool      `json:"overdue,omitempty"`      // a sweep of Every is running, and has lasted for three intervals and a minute or more
+	Overdue      bool      `json:"overdue,omitempty"`      // a sweep of Every is running, and has lasted for at least three intervals and at least a minute
 	LastStart    time.Time `json:"last_start,omitzero"`
 	LastSuccess  time.Time `json:"last_success,omitzero"` // when the last run that succeeded ended; zero: none has
 	LastFailure  time.Time `json:"last_failure,omitzero"` // when the last run that failed ended; zero: none has

@@ -21,8 +21,8 @@ type SQLiteConfig struct {
 	// Shared says that other processes, or other coordinators of this one, use the same
 	// database and compete for leases. Without it, the store's SingleReplica returns true, and
 	// while one process uses a file in this way, any other that competes on it gets an
-	// [ErrSetup]. This takes a lock on a file beside the database, named after the database and
-	// the table, and works on Linux, macOS and the BSDs.
+	// [ErrSetup]. The check locks a file beside the database, named after the database and the
+	// table, and works on Linux, macOS and the BSDs.
 	Shared bool
 
 	Logger *slog.Logger // default slog.Default()

@@ -236,8 +236,8 @@ func (t *Table) lineageIn(ctx context.Context, text string) (*lineageLook, error
 }
 
 // mark marks the table, unless another process is faster. On a server that was never promoted or restored, a
-// table's first mark says that nothing can have been lost. The first mark of a table that was just created also
-// says that, unless the table may have been created before, on another server.
+// table's first mark says that nothing can have been lost. So does the first mark of a table that was just
+// created, unless the table may have been created before, on another server.
 func (t *Table) mark(ctx context.Context, look *lineageLook, isNew bool) error {
 	cond := objects.Condition{Kind: objects.IfAbsent, Server: look.server}
 	if look.version != 0 {

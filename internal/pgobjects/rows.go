@@ -50,7 +50,7 @@ type rowFacts struct {
 	sessionLength   int    // how many characters the session's column holds; 0: any number
 }
 
-// newRowTexts returns the maker of statements on rows.
+// newRowTexts returns the texts that make statements on rows.
 func newRowTexts(cfg objects.RowsConfig, found rowFacts) *objects.Texts {
 	d := objects.RowsDialect{
 		Now: "clock_timestamp()", Attempts: "coalesce({}, 0)", Next: "{} + 1", Back: "greatest({}, 1) - 1",

@@ -135,7 +135,7 @@ func explain(err error) error {
 	return err
 }
 
-// explain is the func explain, but also knows which tables package claims creates.
+// explain does what the func explain does, and knows which tables package claims creates.
 func (t *Table) explain(err error) error {
 	err = explain(err)
 	if missing := (*objects.NoTable)(nil); errors.As(err, &missing) {

@@ -31,8 +31,8 @@ func (t *Table) Rows(cfg objects.RowsConfig, _ *slog.Logger) objects.RowsTable {
 	return r
 }
 
-// newRowTexts returns the maker of statements on rows. The column of the attempts may have a value of
-// any type, or the greatest number.
+// newRowTexts returns the texts that make statements on rows. The column of the attempts may have a
+// value of any type, or the greatest number.
 func newRowTexts(cfg objects.RowsConfig, table string) *objects.Texts {
 	return objects.NewTexts(slices.Concat([]string{"{rows}", "main." + objects.Quoted(cfg.Table)}, tableWords("main.", table), cfg.Words(objects.RowsDialect{
 		Now: "?3", Attempts: "coalesce(CAST({} AS INTEGER), 0)", Next: "min({}, 9223372036854775806) + 1", Back: "max({}, 1) - 1",
