@@ -94,7 +94,7 @@ func run(ctx context.Context, timeline *timeline) error {
 	return nil
 }
 
-// hang keeps each call to a store waiting, as it would if the network were down.
+// hang keeps each call to a store waiting, as if the network were down.
 func hang(ctx context.Context, _ storetest.Call, _ func(context.Context) error) error {
 	<-ctx.Done()
 	return ctx.Err()
@@ -134,7 +134,7 @@ func start(name string, store tenure.Store, work *work, note string) (*replica, 
 	return &replica{store: faulty, stop: func() { cancel(); <-done }}, nil
 }
 
-// work is what only one replica at a time may do.
+// work is the work that only one replica at a time may do.
 type work struct {
 	timeline *timeline
 	turns    chan struct{} // gets a value when a replica starts to work

@@ -27,9 +27,9 @@ type Driver interface {
 	Watch(ctx context.Context) iter.Seq2[Instance, error]
 }
 
-// Instance is one run of a sandbox's command. Its ID is the sandbox's name, a dot, and
-// something new for each run: a sandbox that is deleted and created again under the same
-// name is not confused with its earlier process.
+// Instance is one run of a sandbox's command. Its ID is the sandbox's name, a dot, and a part that
+// is new for each run, so that a sandbox that is deleted and created again under the same name is
+// not confused with its earlier process.
 type Instance struct {
 	ID        string
 	Sandbox   string // its name

@@ -183,8 +183,7 @@ func (d *processDriver) List(ctx context.Context) ([]Instance, error) {
 	return instances, nil
 }
 
-// Watch looks at the processes again and again, because no process is told of the exit of
-// another's child.
+// Watch keeps looking at the processes, because no process is told when another's child exits.
 func (d *processDriver) Watch(ctx context.Context) iter.Seq2[Instance, error] {
 	return func(yield func(Instance, error) bool) {
 		known := make(map[string]bool) // which have exited

@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	kit.Main(m)
 }
 
-// fleet is the gateways of a test, which share a store and a driver.
+// fleet has the gateways of a test, which share a store and a driver.
 type fleet struct {
 	store    string
 	driver   *processDriver
@@ -178,7 +178,7 @@ func (g *gateway) create(t *testing.T, name string) (sb Sandbox) {
 	return sb
 }
 
-// delete deletes a sandbox, and checks that nothing of it is left.
+// delete deletes a sandbox, and checks that nothing is left of it.
 func (f *fleet) delete(t *testing.T, by *gateway, sb Sandbox) {
 	t.Helper()
 	require.Equal(t, http.StatusNoContent, by.do("DELETE", "/sandboxes/"+sb.Name, "", nil))
@@ -382,9 +382,9 @@ func (f *fleet) pausedHolder(t *testing.T) {
 	log := holder.log.String()
 	require.NotContains(t, log[strings.LastIndex(log, " "+began):], ended, "before the pause")
 
-	// Now the process ends for which the paused holder's sweep waits. The next holder, which
-	// waits for it too, is killed first: its term lasts until the TTL has passed, and only the
-	// old holder can touch the record. Only the fence stops the old holder.
+	// Now the process that the paused holder's sweep waits for ends. The next holder, which waits
+	// for it too, is killed first: its term lasts until the TTL has passed, and only the old holder
+	// can touch the record. Only the fence stops the old holder.
 	next.signal(t, syscall.SIGKILL)
 	<-next.exited
 	terms := func() (n int) {

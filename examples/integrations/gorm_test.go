@@ -17,7 +17,7 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
-// deployment is a model of GORM's.
+// deployment is a GORM model.
 type deployment struct {
 	ID    int
 	Phase string

@@ -1,5 +1,5 @@
-// Package integrations shows tenure in programs that use other libraries. Each file is one
-// library's; its example or test runs.
+// Package integrations shows tenure in programs that use other libraries. Each file is about one
+// library, and its example or test runs.
 package integrations
 
 import (
@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { kit.Main(m) }
 
-// newStore returns a store in memory, for the length of an example.
+// newStore returns an in-memory store that lasts as long as an example.
 func newStore() *tenure.SQLiteStore {
 	store, err := tenure.OpenSQLite(context.Background(), ":memory:", tenure.SQLiteConfig{Shared: true})
 	if err != nil {
@@ -28,7 +28,7 @@ func newStore() *tenure.SQLiteStore {
 	return store
 }
 
-// newCoordinator returns one that runs the job while it holds the lease of that name.
+// newCoordinator returns a coordinator that runs the job while it holds the lease with that name.
 func newCoordinator(store tenure.Store, name string, job func(context.Context) error) *tenure.Coordinator {
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: name}})
 	if err != nil {

@@ -125,7 +125,7 @@ func TestAManagerIsAJobThatLosesAndRegainsItsLeaseWithinOneProcess(t *testing.T)
 	}
 }
 
-// kubernetes starts an API server until the test ends. It skips the test if there is no program of it.
+// kubernetes starts an API server until the test ends. It skips the test if the program is missing.
 func kubernetes(t *testing.T) *rest.Config {
 	t.Helper()
 	dir := t.TempDir()

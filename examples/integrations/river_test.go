@@ -15,7 +15,7 @@ import (
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
-// planArgs is a job of River's, for any worker of any replica.
+// planArgs is a River job for any worker of any replica.
 type planArgs struct{}
 
 func (planArgs) Kind() string { return "plan" }

@@ -76,7 +76,7 @@ func testTakeover(t *testing.T, url string, db *sql.DB) {
 	b.stop(t)
 }
 
-// Kubernetes would restart a program that does not answer, and so on until the database is
+// Kubernetes would restart a program that does not answer, again and again until the database is
 // up.
 func TestAReplicaThatStartsWhileTheDatabaseIsDownIsLiveAndWaits(t *testing.T) {
 	server := kit.StartPostgres(t)
@@ -152,7 +152,7 @@ func start(t *testing.T, url string) *program {
 	return p
 }
 
-// await waits until what a path answers, its status and its body, matches.
+// await waits until a path's answer, with its status and body, matches.
 func (p *program) await(t *testing.T, path, pattern string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -19,11 +19,11 @@
 //	go run ./examples/runs show
 //	go run ./examples/runs attach 'order 1' # drives this run here, wherever it is driven now
 //
-// A process that is stopped between its writes delays nothing but its own runs, and these only until its
-// session expires. On SQLite there is one write lock for the whole file. A process that is stopped, with
-// SIGSTOP or by a debugger, while it holds that lock keeps all others from writing: sessions are not renewed,
-// runs are not taken over, and no event is added, until the process is continued or killed. Even then, nothing
-// is written twice or late. Where processes may be stopped, use Postgres, which ends idle transactions.
+// A process that is stopped between its writes delays only its own runs, and only until its session expires.
+// On SQLite there is one write lock for the whole file. A process that is stopped, with SIGSTOP or by a
+// debugger, while it holds that lock keeps all others from writing: sessions are not renewed, runs are not
+// taken over, and no event is added, until the process is continued or killed. Even then, nothing is written
+// twice or late. Where processes may be stopped, use Postgres, which ends idle transactions.
 package main
 
 import (
@@ -50,7 +50,7 @@ import (
 
 const ttl = 5 * time.Second // short, to see a failover soon; the default is 30 s
 
-// runs is the table of the runs.
+// runs is the name of the runs' table.
 var runs = claims.QueueConfig{
 	Table: "runs", Attempts: "attempts", NotBefore: "not_before", Requested: "requested",
 	Ready: "status = 'running'", Done: "status = 'done'",
@@ -152,7 +152,7 @@ func (db database) finish(ctx context.Context, queue *claims.Queue, c claims.Cla
 	return queue.FinishSQLite(ctx, []claims.Claim{c}, onSQLite(fn))
 }
 
-// migrate makes the tables. A real program leaves this to its migration tool.
+// migrate creates the tables. A real program leaves this to its migration tool.
 func (db database) migrate(ctx context.Context) error {
 	columns, err := runs.PostgresDDL()
 	if _, ok := db.store.(*tenure.SQLiteStore); ok {

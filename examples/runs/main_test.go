@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 	main()
 }
 
-// scene is a database, a provider, and drivers in processes of their own.
+// scene has a database, a provider, and drivers in separate processes.
 type scene struct {
 	*testing.T
 	url      string
@@ -117,8 +117,8 @@ func (s *scene) driver(at int, signal syscall.Signal) *driver {
 	return d
 }
 
-// drivers starts a driver for each step, which get the signal there, and waits until they have
-// got it. Each has begun one run.
+// drivers starts one driver for each step, which gets the signal at that step, and waits until all
+// have got it. Each has begun one run.
 func (s *scene) drivers(signal syscall.Signal) (drivers []*driver) {
 	s.Helper()
 	for at := 1; at <= steps; at++ {
@@ -140,7 +140,7 @@ func (s *scene) count(query string) (n int) {
 	return n
 }
 
-// succeed lets a driver go on with all runs.
+// succeed lets a driver finish all runs.
 func (s *scene) succeed() {
 	s.Helper()
 	began := time.Now()

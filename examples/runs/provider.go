@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// provider stands for another system, which charges and ships. PUT makes a call, and GET tells
+// provider stands for another system, which charges and ships. PUT makes a call, and GET says
 // whether the call was made. A call that is made twice with the same key has one effect.
 type provider struct {
 	mu    sync.Mutex

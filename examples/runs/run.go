@@ -30,7 +30,7 @@ func order(ctx context.Context, j *journal) error {
 	return j.finish(ctx, receipt+", "+parcel)
 }
 
-// journal is what has happened in a run.
+// journal has the events of a run.
 type journal struct {
 	queue *claims.Queue
 	database
@@ -87,8 +87,8 @@ func (j *journal) insert(ctx context.Context, do sender, name, data string) erro
 }
 
 // call makes a call to the provider and returns its outcome, or returns the outcome that the
-// journal has. Drivers that are killed make a call once in all. A driver that was paused may make
-// its call late, at the same moment as another, so the provider must know calls by their keys.
+// journal has. Drivers that are killed make a call once altogether. A driver that was paused may
+// make its call late, at the same moment as another, so the provider must know calls by their keys.
 func (j *journal) call(ctx context.Context, name string) (outcome string, err error) {
 	if outcome, done := j.find(name + " done"); done {
 		return outcome, nil

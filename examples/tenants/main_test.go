@@ -131,7 +131,7 @@ func (p *program) status(t *testing.T) (status []claims.Status) {
 	return status
 }
 
-// ledger is what the clients of one tenant were told, when, and how long a request took.
+// ledger has the answers to the clients of one tenant, their times, and how long each request took.
 type ledger struct {
 	mu       sync.Mutex
 	sent     int64
@@ -264,7 +264,7 @@ func TestEachTenantIsCountedByOneReplicaWhicheverIsKilledOrStopped(t *testing.T)
 			t.Errorf("the replicas own %d tenants of %d", owned, tenants)
 		}
 
-		// A replica that was paused goes on with what it has in memory.
+		// A paused replica resumes with what it has in memory.
 		if strings.HasPrefix(url, "postgres") { // one that is paused in the middle of a write to SQLite keeps all others from writing
 			paused := take()
 			paused.cmd.Process.Signal(syscall.SIGSTOP)

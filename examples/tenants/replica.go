@@ -18,8 +18,8 @@ type replica struct {
 	db    *sql.DB
 }
 
-// run is the life of a tenant's actor, which begins with a request for the tenant. What it keeps in memory is right as
-// long as no other replica runs the tenant, and what it writes is refused once another does.
+// run is the life of a tenant's actor, which begins with a request for the tenant. Its memory is right as long as no
+// other replica runs the tenant, and its writes are refused once another does.
 func (r *replica) run(ctx context.Context, c claims.Claim, serve func(http.Handler) error) error {
 	a := &actor{r: r, claim: c}
 	err := r.db.QueryRowContext(ctx, `SELECT n FROM counters WHERE tenant = $1`, c.Key.ID).Scan(&a.n)

@@ -74,7 +74,7 @@ func withStore(ctx context.Context, url string, do func(context.Context, *tenure
 	return do(ctx, store)
 }
 
-// migrate makes the tables. A real program leaves this to its migration tool.
+// migrate creates the tables. A real program leaves this to its migration tool.
 func migrate(ctx context.Context, store *tenure.PostgresStore) error {
 	columns, err := tasks.PostgresDDL()
 	if err != nil {
@@ -159,7 +159,7 @@ func work(ctx context.Context, servers []string, do func(ctx context.Context, pa
 	})
 }
 
-// fetch is what this example's workers do with a task's payload, which is a URL.
+// fetch does this example's work on a task's payload, which is a URL.
 func fetch(ctx context.Context, url string) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

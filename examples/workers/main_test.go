@@ -138,7 +138,8 @@ func TestEachResultIsWrittenOnceWhicheverProcessIsKilledOrPaused(t *testing.T) {
 		sessions = append(sessions, began[0])
 	}
 
-	// One worker is killed, and one is paused, each while it has begun more than it has sent.
+	// One worker is killed and one is paused, each when it has begun more tasks than it has
+	// reported.
 	killed, paused := workers[0], workers[1]
 	pauseAtWork := func(w *program) {
 		t.Helper()
