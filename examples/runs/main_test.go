@@ -177,7 +177,7 @@ func TestARunGoesOnWhereverItsDriverIsKilled(t *testing.T) {
 		for _, d := range s.drivers(syscall.SIGKILL) {
 			require.ErrorContains(s, d.cmd.Wait(), "killed")
 		}
-		inTime := time.Since(began) < ttl // else some have taken over the runs of others
+		inTime := time.Since(began) < ttl // otherwise some have taken over the runs of others
 		for events, want := range map[int]int{0: 1, 1: 2, 2: 1, 3: 2, 4: 1, 5: 1} {
 			if got := s.count(fmt.Sprintf(`SELECT count(*) FROM runs WHERE (SELECT count(*) FROM events WHERE run = id) = %d`, events)); inTime {
 				require.Equal(s, want, got, "runs with %d events", events)
@@ -200,7 +200,7 @@ func TestADriverThatWasPausedAddsNothing(t *testing.T) {
 	onEach(t, func(s *scene) {
 		began := time.Now()
 		paused := s.drivers(syscall.SIGSTOP)
-		inTime := time.Since(began) < ttl // else some have taken over the runs of others, and so made fewer steps
+		inTime := time.Since(began) < ttl // otherwise some have taken over the runs of others, and so made fewer steps
 		s.succeed()
 		s.wantJournals()
 		for i, d := range paused {
