@@ -39,6 +39,7 @@ var measures = []measure{
 	idleMeasure,
 	witnessMeasure,
 	scaleMeasure,
+	requestsMeasure,
 }
 
 // usual returns the measures that run unless others are named.

@@ -22,7 +22,7 @@ import (
 	"github.com/tenurelib/tenure/witness"
 )
 
-// The processes of the measure "witness" are this program again, with a part.
+// The processes of the measures "witness" and "requests" are this program again, with a part.
 const (
 	partEnv   = "TENURE_BENCH_PART"
 	urlEnv    = "TENURE_BENCH_URL"
@@ -58,6 +58,8 @@ func bePart() {
 		err = holdKeys(ctx, amount)
 	case "advisory":
 		err = holdAdvisory(ctx)
+	case "requests":
+		err = answerRequests(ctx, amount)
 	}
 	if err != nil && ctx.Err() == nil {
 		fmt.Fprintln(os.Stderr, err)
