@@ -92,7 +92,7 @@ func dashboard(rows map[string][]family) string {
 	source := object{"type": "prometheus", "uid": "${source}"}
 	var panels []object
 	id, y := 0, 0
-	for _, title := range []string{"Leases", "Sessions and claims", "Shards"} {
+	for _, title := range []string{"Leases", "Sessions and claims", "Shards", "Requests"} {
 		id++
 		panels = append(panels, object{"id": id, "type": "row", "title": title, "gridPos": object{"h": 1, "w": 24, "x": 0, "y": y}})
 		y++
@@ -114,7 +114,7 @@ func dashboard(rows map[string][]family) string {
 				"gridPos":     object{"h": 7, "w": 8, "x": i % 3 * 8, "y": y + i/3*7},
 				"fieldConfig": object{"defaults": object{"unit": unit}, "overrides": []any{}},
 				"targets": []object{{"refId": "A", "datasource": source, "expr": expression,
-					"legendFormat": "{{tenure_lease}} {{tenure_run}} {{tenure_run_outcome}} {{tenure_term_end}} {{tenure_kind}} {{error_type}} {{instance}}"}},
+					"legendFormat": "{{tenure_lease}} {{tenure_run}} {{tenure_run_outcome}} {{tenure_term_end}} {{tenure_kind}} {{tenure_outcome}} {{error_type}} {{instance}}"}},
 			})
 		}
 		y += (len(rows[title]) + 2) / 3 * 7
@@ -135,7 +135,7 @@ func dashboard(rows map[string][]family) string {
 
 func TestTheDashboardHasAPanelForEachMetric(t *testing.T) {
 	rows := map[string][]family{}
-	leases, sessions, parts := &families{}, &families{}, &families{}
+	leases, sessions, parts, requests := &families{}, &families{}, &families{}, &families{}
 	lease, err := tenure.NewLease(storetest.NewMem(), tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "any"}})
 	must(t, err)
 	_, _, err = oteltenure.ObserveLease(leases, lease)
@@ -144,7 +144,9 @@ func TestTheDashboardHasAPanelForEachMetric(t *testing.T) {
 	must(t, err)
 	_, err = oteltenure.ObserveShards(parts, &part{})
 	must(t, err)
-	rows["Leases"], rows["Sessions and claims"], rows["Shards"] = leases.all, sessions.all, parts.all
+	_, _, err = oteltenure.ObserveRoute(requests)
+	must(t, err)
+	rows["Leases"], rows["Sessions and claims"], rows["Shards"], rows["Requests"] = leases.all, sessions.all, parts.all, requests.all
 	want := dashboard(rows)
 	if *updateDashboard {
 		must(t, os.WriteFile("dashboard.json", []byte(want), 0o644))
@@ -154,8 +156,8 @@ func TestTheDashboardHasAPanelForEachMetric(t *testing.T) {
 	if string(got) != want {
 		t.Error("dashboard.json is not that of the metrics: go test -run TestTheDashboard -dashboard.update")
 	}
-	if len(leases.all) < 16 || len(sessions.all) < 9 || len(parts.all) < 7 {
-		t.Errorf("metrics are missing: %d of leases, %d of sessions, %d of shards", len(leases.all), len(sessions.all), len(parts.all))
+	if len(leases.all) < 16 || len(sessions.all) < 9 || len(parts.all) < 7 || len(requests.all) < 7 {
+		t.Errorf("metrics are missing: %d of leases, %d of sessions, %d of shards, %d of requests", len(leases.all), len(sessions.all), len(parts.all), len(requests.all))
 	}
 
 	// What the exporter exports has these names.
@@ -171,7 +173,7 @@ func TestTheDashboardHasAPanelForEachMetric(t *testing.T) {
 		r.stop()
 		ofSession, _ := observeSession(t, &session{status: claims.Status{Kinds: []claims.KindStatus{{Kind: "tenant"}}}})
 		ofShards, _ := observeShards(t, &part{shards.Status{Kind: "part", Settled: true}})
-		exported := regexp.MustCompile(`(?m)^# TYPE (tenure_\w+)`).FindAllStringSubmatch(r.exposition(t)+ofSession.exposition(t)+ofShards.exposition(t), -1)
+		exported := regexp.MustCompile(`(?m)^# TYPE (tenure_\w+)`).FindAllStringSubmatch(r.exposition(t)+ofSession.exposition(t)+ofShards.exposition(t)+routed(t).exposition(t), -1)
 		if len(exported) < 20 {
 			t.Errorf("found only %q", exported)
 		}

@@ -1,5 +1,5 @@
 // Package oteltenure records OpenTelemetry metrics: of a lease, with [ObserveLease]; of a session of package claims, with
-// [ObserveSession]; and of a member of package shards, with [ObserveShards].
+// [ObserveSession]; of a member of package shards, with [ObserveShards]; and of a route of package route, with [ObserveRoute].
 //
 //	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}})
 //	trace, registration, err := oteltenure.ObserveLease(otel.Meter("my-service"), lease)
@@ -59,6 +59,18 @@
 //	tenure.shards.failing   gauge    {shard}  shards whose func has returned by itself within the last minute
 //	tenure.shards.claimed   counter  {shard}  shards that this process has claimed
 //	tenure.shards.given_up  counter  {shard}  those of them that it has freed for others, but not because it stops
+//
+// Those of a route have the attributes that [ObserveRoute] is given. Its counters and histograms are of the requests that
+// clients have sent to this process; a forwarded request counts in the process that forwards it.
+//
+//	name                        kind       unit       attribute       what
+//	tenure.route.requests       counter    {request}  tenure.outcome  requests, by outcome: answered, refused or unknown
+//	tenure.route.sends          counter    {send}                     how often this process has sent a request to another one
+//	tenure.route.wait.duration  histogram  s                          time until a request was answered here, or sent to the process that answered it
+//	tenure.route.duration       histogram  s                          time until a request was answered
+//	tenure.route.waiting        gauge      {request}                  requests that wait for an owner, or for an owner's answer
+//	tenure.route.running        gauge      {request}                  requests that a handler answers in this process
+//	tenure.route.keys           gauge      {key}                      keys that this process remembers
 //
 // The Prometheus exporter turns dots into underscores, and appends units and _total. The
 // file alerts.yaml in this directory has alerting rules, and dashboard.json is a dashboard for Grafana.

@@ -21,38 +21,42 @@ var (
 	errBusy    = errors.New("the request was not run: too many wait")
 )
 
-// mostEntries is how many keys are remembered, unless more are in use.
+// mostEntries limits how many keys are remembered that are not in use.
 const mostEntries = 100_000
 
-// longestPause is the longest time before a request is sent again, and between two looks for owners.
-const longestPause = 250 * time.Millisecond
+// The pause between two looks for owners doubles from shortestPause to longestPause.
+const (
+	shortestPause = 5 * time.Millisecond
+	longestPause  = 250 * time.Millisecond
+)
 
-// entry is what this process knows about a key.
+// entry has what this process knows about a key.
 type entry struct {
-	call     *call         // of Serve that answers here; nil: none
-	loading  bool          // Run was called, and has not called serve
+	call     *call         // the call of Serve that answers here; nil: there is none
+	loading  bool          // this process claims the key, or has called Run, which has not called serve
 	owner    *owner        // another process; nil: unknown
-	token    int64         // the greatest of all answers and calls of Serve
-	waiting  int           // requests
+	failed   string        // the session or term that was asked last and did not answer
+	token    int64         // the greatest token of all answers and calls of Serve
+	waiting  int           // number of requests that wait
 	changed  chan struct{} // closed and replaced when there is news for them
-	failures int           // of Run
+	failures int           // number of failures of Run
 	pause    pace.Doubling // before Run is called again
-	runAfter time.Time     // it may be called again
+	runAfter time.Time     // when Run may be called again
 }
 
-// owner is another process that has the right to a key.
+// owner is another process that owns a key.
 type owner struct {
 	to    string // its session or term
 	url   *url.URL
 	ttl   time.Duration
-	heard time.Time // when it last lived; after a TTL its address may be another's
+	heard time.Time // when it was last known to live; a TTL later, another process may have its address
 }
 
-// entry returns what is known about a key. The caller holds mu.
+// entry returns the entry of a key, which it makes if there is none. The caller holds mu.
 func (rt *Route) entry(id string) *entry {
 	if rt.entries[id] == nil {
 		tries := 0
-		for other, e := range rt.entries { // forget any one that is not in use
+		for other, e := range rt.entries { // delete any entry that is not in use
 			if tries++; len(rt.entries) < mostEntries || tries > 10 {
 				break
 			}
@@ -66,13 +70,13 @@ func (rt *Route) entry(id string) *entry {
 	return rt.entries[id]
 }
 
-// news wakes the requests that wait. The caller holds mu.
+// news wakes the requests that wait for the key. The caller holds mu.
 func (e *entry) news() {
 	close(e.changed)
 	e.changed = make(chan struct{})
 }
 
-// learn notes the token of an answer or of a call of Serve. The caller holds mu.
+// learn records the token of an answer or of a call of Serve. The caller holds mu.
 func (e *entry) learn(to string, token int64) {
 	if token > e.token {
 		if e.token = token; e.owner != nil && e.owner.to != to {
@@ -81,18 +85,18 @@ func (e *entry) learn(to string, token int64) {
 	}
 }
 
-// locate returns where a request is answered: by a call of Serve or by another process. It waits until there is such a
-// place. A request that was forwarded is answered here or nowhere, and waits only while Run loads its key.
+// locate returns the call of Serve or the other process that answers a request. It waits until there is one. A forwarded
+// request is answered here or refused; it waits only while this process is about to serve its key.
 func (rt *Route) locate(ctx context.Context, id string, isHop bool) (*call, *owner, error) {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
-	if isHop && rt.entries[id] == nil { // strangers may ask for endless keys
+	if isHop && rt.entries[id] == nil { // no entry for each key that a stranger makes up
 		return nil, nil, errNoOwner
 	}
 	e := rt.entry(id)
 	for failures := e.failures; ; {
 		switch {
-		case e.call != nil && e.call.token >= e.token: // below it, the key was moved
+		case e.call != nil && e.call.admits() && e.call.token >= e.token: // if e.token is greater, the key has moved
 			return e.call, nil, nil
 		case isHop && !e.loading, ctx.Err() != nil:
 			return nil, nil, errNoOwner
@@ -133,16 +137,17 @@ func (rt *Route) wake() {
 	}
 }
 
-// search looks for the owners of all keys for which requests wait, again and again until none waits.
+// search looks for the owners of all keys for which requests wait, until none waits.
 func (rt *Route) search() {
 	var freed <-chan struct{}
 	if rt.keys != nil {
-		hints := rt.keys.Watch() // which also has expired sessions removed
+		hints := rt.keys.Watch() // meanwhile the session also removes expired sessions
 		defer hints.Stop()
 		freed = hints.C()
 	}
 	var spurious pace.Limiter
-	for pause := 5 * time.Millisecond; ; {
+	again := false
+	for pause := shortestPause; ; {
 		rt.mu.Lock()
 		maps.DeleteFunc(rt.wanted, func(_ string, e *entry) bool { return e.waiting == 0 })
 		ids := slices.Collect(maps.Keys(rt.wanted))
@@ -150,22 +155,49 @@ func (rt *Route) search() {
 		if len(ids) == 0 {
 			return
 		}
-		found := rt.look(ids)
+		found := rt.look(ids, again)
 		pace.Sleep(context.Background(), spurious.IgnoreFor(!found, 10*time.Millisecond))
 		timer := time.NewTimer(pace.Jitter(pause))
 		select {
 		case <-freed:
+			pause, again = shortestPause, true
 		case <-rt.kick:
-			pause = 5 * time.Millisecond
+			pause, again = shortestPause, false
 		case <-timer.C:
-			pause = min(2*pause, longestPause)
+			pause, again = min(2*pause, longestPause), true
 		}
 		timer.Stop()
 	}
 }
 
-// look looks for the owners of keys, and claims those that are free. It reports whether it has found any place.
-func (rt *Route) look(ids []string) (found bool) {
+// look looks for the owners of keys, and claims free keys. An owner that was asked last and did not answer is asked again
+// only after a hint or a pause, which again says: it may be about to free the key. look reports whether it found an owner.
+func (rt *Route) look(ids []string, again bool) (found bool) {
+	free, found := rt.findOwners(ids, again)
+	if len(free) == 0 {
+		return found
+	}
+	rt.mu.Lock()
+	for _, id := range free {
+		rt.entry(id).loading = true // so that a request from a process that already knows of the claim waits
+	}
+	rt.mu.Unlock()
+	claimed := make(chan []string, 1)
+	rt.busy.Go(func() { claimed <- rt.claim(free) })
+	select {
+	case left := <-claimed: // other processes were faster, and can be found now
+		if len(left) > 0 {
+			_, more := rt.findOwners(left, again)
+			found = found || more
+		}
+		return found || len(left) < len(free)
+	case <-time.After(longestPause): // claiming may wait for a session, and finding owners must not
+		return found
+	}
+}
+
+// findOwners looks for the owners of keys, and returns the keys to claim.
+func (rt *Route) findOwners(ids []string, again bool) (free []string, found bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), rt.cfg.MaxWait)
 	defer cancel()
 	owners, err := rt.find(ctx, ids...)
@@ -173,16 +205,17 @@ func (rt *Route) look(ids []string) (found bool) {
 		rt.log.Log(rt.cfg.Logger, slog.LevelWarn, "route: failed to find the owners of keys; retrying", err)
 	}
 	if err != nil && owners == nil {
-		return false
+		return nil, false
 	}
 	mayClaim := rt.cfg.Run != nil && rt.keys.Session().Valid()
-	var free []string
 	rt.mu.Lock()
+	defer rt.mu.Unlock()
 	for _, id := range ids {
 		e := rt.entry(id)
 		holding, owned := owners[id]
+		to := rt.owner(holding)
 		at, noAddress := address(holding.Labels[rt.cfg.Label])
-		if owned || err == nil { // otherwise its owner's record may be one that can't be read
+		if owned || err == nil { // otherwise the owner's record may be unreadable
 			e.owner = nil
 		}
 		switch {
@@ -190,31 +223,22 @@ func (rt *Route) look(ids []string) (found bool) {
 			if mayClaim && e.call == nil && !e.loading && !time.Now().Before(e.runAfter) {
 				free = append(free, id)
 			}
-		case e.call != nil && e.call.to == rt.owner(holding): // whatever token a stranger has made up
+		case e.call != nil && e.call.to == to: // even if a stranger has sent us a greater token
 			e.token, found = e.call.token, true
 			e.news()
 		case noAddress != nil:
 			rt.log.Log(rt.cfg.Logger, slog.LevelWarn, "route: the owner of a key has no label with its address", noAddress, "holder", holding.Holder, "label", rt.cfg.Label)
-		case at.Host != rt.own.Host: // this process is never dialled: Serve tells the requests that wait
-			e.owner, found = &owner{rt.owner(holding), at, holding.TTL, time.Now()}, true
+		case at.Host != rt.own.Host && (again || e.failed != to): // this process never dials itself: Serve wakes the waiting requests
+			found = found || e.failed != to
+			e.owner, e.failed = &owner{to, at, holding.TTL, time.Now()}, ""
 			e.news()
 		}
 	}
-	rt.mu.Unlock()
-	if len(free) > 0 {
-		claimed := make(chan bool, 1)
-		rt.busy.Go(func() { claimed <- rt.claim(free) })
-		select {
-		case got := <-claimed:
-			found = found || got
-		case <-time.After(longestPause): // it may wait for a session, and owners can be found without one
-		}
-	}
-	return found
+	return free, found
 }
 
-// claim claims keys and calls Run for each that it gets. It reports whether it has got any.
-func (rt *Route) claim(ids []string) bool {
+// claim claims keys, and calls Run for each one that it gets. It returns the others.
+func (rt *Route) claim(ids []string) (left []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), rt.cfg.MaxWait)
 	defer cancel()
 	got, err := rt.keys.TryClaim(ctx, ids...)
@@ -223,10 +247,19 @@ func (rt *Route) claim(ids []string) bool {
 	}
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
+	ours := make(map[string]bool)
 	for _, c := range got {
+		ours[c.Key.ID] = true
 		rt.load(c)
 	}
-	return len(got) > 0
+	for _, id := range ids {
+		if e := rt.entry(id); !ours[id] {
+			e.loading = false
+			e.news()
+			left = append(left, id)
+		}
+	}
+	return left
 }
 
 // load calls Run for a key that this process has claimed. The caller holds mu.
@@ -242,7 +275,7 @@ func (rt *Route) load(c claims.Claim) {
 				served.Store(err == nil)
 				return err
 			})
-			failed = !served.Load() && ctx.Err() == nil // when its right ends, it may return
+			failed = !served.Load() && ctx.Err() == nil // if the right has ended, it was told to return
 			return err
 		})
 		if err != nil {
@@ -256,6 +289,6 @@ func (rt *Route) load(c claims.Claim) {
 			e.runAfter = time.Now().Add(e.pause.Next(time.Since(e.runAfter), 100*time.Millisecond, 30*time.Second))
 		}
 		e.news()
-		rt.wake() // the key is free
+		rt.wake() // because the key is free
 	})
 }

@@ -22,19 +22,26 @@ var (
 	errRefused  = errors.New("the owner has refused the request")
 	errUnknown  = errors.New("the owner does not know whether the request has run")
 	errNoReplay = errors.New("the request was not run: its owner has moved, and its body is too long to be sent again")
+	errBody     = errors.New("the request was not run: its body can't be read, or comes too slowly")
+	errNoAnswer = errors.New("the request was sent to the owner of its key, may have run, and has no answer")
+	errGone     = errors.New("the owner of the key has answered, and the answer could not be passed on")
+	errMoved    = errors.New("the request may have run before its owner changed, and no other has answered")
 )
 
-// outgoing is a request that may have to be sent to other processes, more than once.
+// outgoing is a client's request, which may be sent to other processes several times.
 type outgoing struct {
 	rt   *Route
 	id   string
 	r    *http.Request
-	kept []byte // its body, if that is short; other bodies can't be sent again once an owner may have read from them
+	kept []byte // the body, if it is short; any other body can't be sent again once an attempt has read from it
 
-	mayHaveRun bool // an attempt has no known outcome, so the request is never refused any more
+	mayHaveRun bool // an attempt has an unknown outcome, so the request must not be refused any more
+
+	began time.Time
+	told  Request // to the trace
 }
 
-// request returns the request with its body from the beginning.
+// request returns the request, with a body that begins at the beginning.
 func (o *outgoing) request() *http.Request {
 	r := *o.r
 	if o.kept != nil {
@@ -44,31 +51,72 @@ func (o *outgoing) request() *http.Request {
 	return &r
 }
 
-const headerFormat = "to=%s least=%d; wait=%d" // the owner's ID ends with a semicolon; wait is in milliseconds
+const headerFormat = "to=%s least=%d; wait=%d" // to ends with a semicolon; wait is in milliseconds
 
-// attempt is one sending of a request.
+// attempt is one attempt to forward a request.
 type attempt struct {
 	of       *outgoing
 	owner    *owner
 	sent     time.Time
 	header   string
+	body     *stream // nil: it can be sent again
 	cancel   context.CancelFunc
 	progress atomic.Int32
-	begun    bool  // the owner has answered
-	err      error // why the owner has not answered
+	begun    bool  // the owner has begun to answer
+	token    int64 // under which it does
+	err      error // why there is no answer
 }
 
-// The progress of an attempt, if its transport tells it.
+// The progress of an attempt, as reported by its transport; 0: the transport has reported nothing.
 const (
-	connecting   = iota + 1 // no process has processed it
-	wroteHeaders            // its receiver may process it
+	connecting   = iota + 1 // no process can have run the request
+	wroteHeaders            // the receiver may run it
 )
+
+// stream is the body of an attempt that is too long to be kept, or of unknown length. The next attempt may have the body
+// unless this one has begun to read it.
+type stream struct {
+	io.ReadCloser
+	state atomic.Int32
+}
+
+const (
+	streamBegun = iota + 1
+	streamOver
+)
+
+func (s *stream) Read(b []byte) (int, error) {
+	if !s.state.CompareAndSwap(0, streamBegun) && s.state.Load() == streamOver {
+		return 0, errRefused
+	}
+	return s.ReadCloser.Read(b)
+}
+
+// Close keeps a body open that has not been read.
+func (s *stream) Close() error {
+	if s.state.Load() == streamBegun {
+		return s.ReadCloser.Close()
+	}
+	return nil
+}
+
+// continues is a ResponseWriter for the owner's answer. It leaves out the 100 that the owner sends when it reads a stream;
+// this process sends its own to a client that asks for one.
+type continues struct{ http.ResponseWriter }
+
+func (w continues) WriteHeader(status int) {
+	if status != http.StatusContinue {
+		w.ResponseWriter.WriteHeader(status)
+	}
+}
+
+func (w continues) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 type attemptKey struct{}
 
 func attemptOf(r *http.Request) *attempt { return r.Context().Value(attemptKey{}).(*attempt) }
 
-// send sends the request to its owner. It reports whether the client was answered; otherwise the request may be sent
+// send forwards the request to an owner. It reports whether the client has been answered. Otherwise the request may be sent
 // again, until ctx is done.
 func (o *outgoing) send(ctx context.Context, w http.ResponseWriter, to *owner) (done bool) {
 	deadline, _ := ctx.Deadline()
@@ -77,7 +125,7 @@ func (o *outgoing) send(ctx context.Context, w http.ResponseWriter, to *owner) (
 		var err error
 		o.kept, err = io.ReadAll(o.r.Body)
 		if slow.Stop(); err != nil {
-			fail(w, o.r, http.StatusBadRequest, refused, "the request was not run: its body can't be read, or comes too slowly")
+			o.fail(w, http.StatusBadRequest, errBody)
 			return true
 		}
 	}
@@ -85,14 +133,19 @@ func (o *outgoing) send(ctx context.Context, w http.ResponseWriter, to *owner) (
 	defer cancel()
 	a := &attempt{of: o, owner: to, sent: time.Now(), cancel: cancel}
 	if !o.rt.begin(a, deadline) {
-		o.fail(w, false, errBusy.Error())
+		o.fail(w, http.StatusServiceUnavailable, errBusy)
 		return true
 	}
 	defer o.rt.end(a)
-	idempotent := o.idempotent()
-	o.rt.proxy.ServeHTTP(w, o.request().WithContext(httptrace.WithClientTrace(context.WithValue(sending, attemptKey{}, a), &httptrace.ClientTrace{
-		// A transport repeats by itself what its receiver says was not processed, and gets another connection first. It
-		// also repeats what is idempotent, which may have run by then.
+	o.told.Sends++
+	idempotent, r := o.idempotent(), o.request()
+	if o.kept == nil && r.ContentLength != 0 {
+		a.body = &stream{ReadCloser: r.Body}
+		r.Body = a.body
+	}
+	o.rt.proxy.ServeHTTP(continues{w}, r.WithContext(httptrace.WithClientTrace(context.WithValue(sending, attemptKey{}, a), &httptrace.ClientTrace{
+		// The transport itself retries a request that the receiver has not processed, and gets another connection first.
+		// It also retries an idempotent request that may have run.
 		GetConn: func(string) {
 			if !idempotent || a.progress.Load() == 0 {
 				a.progress.Store(connecting)
@@ -102,50 +155,50 @@ func (o *outgoing) send(ctx context.Context, w http.ResponseWriter, to *owner) (
 	})))
 	switch {
 	case a.err == nil:
+		o.told.Outcome, o.told.Token = answered, a.token
 		return true
-	case a.begun: // the client is not there any more, or its connection can't be upgraded
-		o.fail(w, true, "the owner of the key has answered, and the answer could not be passed on")
+	case a.begun: // the client has gone, or its connection can't be upgraded
+		o.fail(w, http.StatusBadGateway, errGone)
 		return true
 	}
 	o.rt.mu.Lock()
 	e := o.rt.entry(o.id)
 	if e.owner == to {
-		e.owner = nil // look again
+		e.owner, e.failed = nil, to.to // look again
 	}
-	if errors.Is(a.err, errRefused) { // perhaps because of a token that a stranger has made up
+	if errors.Is(a.err, errRefused) { // perhaps because a stranger has sent us a token that is too great
 		e.token = 0
 	}
 	o.rt.mu.Unlock()
-	replays := o.kept != nil || o.r.ContentLength == 0
+	replays := a.body == nil || a.body.state.CompareAndSwap(0, streamOver)
 	switch {
-	case a.progress.Load() == connecting && sending.Err() == nil: // one that is given up may be written at that moment
+	case a.progress.Load() == connecting && sending.Err() == nil: // if it was cancelled, it may be written at this moment
 		return false
 	case errors.Is(a.err, errRefused) && replays:
 		return false
 	case errors.Is(a.err, errRefused):
-		o.fail(w, false, errNoReplay.Error())
-	case idempotent && replays && ctx.Err() == nil && !o.mayHaveRun: // once: it may be what has ended its owner
+		o.fail(w, http.StatusServiceUnavailable, errNoReplay)
+	case idempotent && replays && ctx.Err() == nil && !o.mayHaveRun: // only once, in case the request crashes its owners
 		o.mayHaveRun = true
 		return false
 	default:
-		o.fail(w, true, "the request was sent to the owner of its key, may have run, and has no answer")
+		o.fail(w, http.StatusBadGateway, errNoAnswer)
 	}
 	return true
 }
 
-// fail answers a request that has no answer.
-func (o *outgoing) fail(w http.ResponseWriter, mayHaveRun bool, text string) {
-	switch {
-	case mayHaveRun:
-		fail(w, o.r, http.StatusBadGateway, unknown, text)
-	case o.mayHaveRun:
-		fail(w, o.r, http.StatusBadGateway, unknown, "the request may have run before its owner changed, and no other has answered")
-	default:
-		fail(w, o.r, http.StatusServiceUnavailable, refused, text)
+// fail tells the client that the request is refused, or that its outcome is unknown.
+func (o *outgoing) fail(w http.ResponseWriter, status int, err error) {
+	if o.mayHaveRun && status != http.StatusBadGateway {
+		status, err = http.StatusBadGateway, errMoved
 	}
+	if o.told.Err = err; status != http.StatusBadGateway {
+		o.told.Outcome = refused
+	}
+	fail(w, o.r, status, err.Error())
 }
 
-// idempotent reports whether the request may run twice. The transport of net/http repeats the same ones.
+// idempotent reports whether the request may run twice. By default, these are the requests that net/http itself retries.
 func (o *outgoing) idempotent() bool {
 	switch o.r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
@@ -154,7 +207,7 @@ func (o *outgoing) idempotent() bool {
 	return o.r.Header["Idempotency-Key"] != nil || o.r.Header["X-Idempotency-Key"] != nil || o.rt.cfg.Idempotent != nil && o.rt.cfg.Idempotent(o.r)
 }
 
-// begin notes an attempt, unless too many requests wait.
+// begin records an attempt, unless too many requests wait for an answer.
 func (rt *Route) begin(a *attempt, deadline time.Time) bool {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
@@ -170,15 +223,16 @@ func (rt *Route) begin(a *attempt, deadline time.Time) bool {
 	return true
 }
 
-// end notes that an attempt waits no longer.
+// end removes an attempt that waits no longer.
 func (rt *Route) end(a *attempt) {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
 	delete(rt.pending, a)
 }
 
-// recheck gives up the attempts whose owners have lost the right: those may hang, and stop, wait, release says that no
-// process answers under a former right. It looks once per TTL, for all that have waited so long.
+// recheck cancels the attempts whose owners no longer own the key. Such an owner may hang, and cannot answer any more,
+// because it would have answered all requests before it gave the key up. Attempts that have waited for a TTL share one look
+// per TTL.
 func (rt *Route) recheck() {
 	rt.mu.Lock()
 	old := make(map[string][]*attempt)
@@ -213,7 +267,7 @@ func (rt *Route) recheck() {
 	}
 }
 
-// newProxy returns the proxy that carries attempts. It answers the client only if the owner has answered.
+// newProxy returns the proxy that makes attempts. It writes to the client only if the owner answers.
 func (rt *Route) newProxy() *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
 		Rewrite:   rewrite,
@@ -228,13 +282,13 @@ func (rt *Route) newProxy() *httputil.ReverseProxy {
 			}
 			a := attemptOf(response.Request)
 			a.begun, a.of.kept = true, nil
-			token, _ := strconv.ParseInt(response.Header.Get(tokenHeader), 10, 64)
+			a.token, _ = strconv.ParseInt(response.Header.Get(tokenHeader), 10, 64)
 			rt.mu.Lock()
 			defer rt.mu.Unlock()
 			delete(rt.pending, a)
 			a.owner.heard = time.Now()
-			if response.StatusCode != http.StatusSwitchingProtocols { // whose headers the handler wrote by itself
-				rt.entry(a.of.id).learn(a.owner.to, token)
+			if response.StatusCode != http.StatusSwitchingProtocols { // then the handler has written the headers itself
+				rt.entry(a.of.id).learn(a.owner.to, a.token)
 			}
 			return nil
 		},
@@ -242,7 +296,7 @@ func (rt *Route) newProxy() *httputil.ReverseProxy {
 	}
 }
 
-// rewrite makes a client's request the one that goes to the owner. Its Host stays.
+// rewrite turns a client's request into the one that is sent to the owner. The Host stays the same.
 func rewrite(p *httputil.ProxyRequest) {
 	a := attemptOf(p.In)
 	p.Out.Header["X-Forwarded-For"] = p.In.Header["X-Forwarded-For"]
@@ -254,10 +308,13 @@ func rewrite(p *httputil.ProxyRequest) {
 	}
 	p.Out.URL.Scheme, p.Out.URL.Host, p.Out.URL.RawQuery = a.owner.url.Scheme, a.owner.url.Host, p.In.URL.RawQuery
 	p.Out.Header.Set(routeHeader, a.header)
+	if a.body != nil {
+		p.Out.Header.Set("Expect", "100-continue") // so that the owner can refuse the request before the body is read
+	}
 }
 
-// judge returns the call of Serve for which another process has sent a request, or nil. Each field of the header can
-// only make this process refuse the one request.
+// judge returns the call of Serve to which another process has sent a request; nil: the request is refused. The header can
+// do nothing else than have this one request refused.
 func (rt *Route) judge(ctx context.Context, id string, header []string) *call {
 	var to string
 	var least, wait int64
@@ -273,13 +330,13 @@ func (rt *Route) judge(ctx context.Context, id string, header []string) *call {
 	return c
 }
 
-// carrier carries requests to addresses with the scheme h2c by another transport.
+// carrier is a transport that uses HTTP/2 without TLS for the scheme h2c.
 type carrier struct{ plain, h2c http.RoundTripper }
 
 func (c carrier) RoundTrip(r *http.Request) (*http.Response, error) {
 	by := c.plain
 	if r.URL.Scheme == "h2c" {
-		if r.URL.Scheme = "http"; r.Header.Get("Upgrade") == "" { // which only HTTP/1 has
+		if r.URL.Scheme = "http"; r.Header.Get("Upgrade") == "" { // only HTTP/1 has upgrades
 			by = c.h2c
 		}
 	}
@@ -301,10 +358,10 @@ func newTransport(given http.RoundTripper) http.RoundTripper {
 			DialContext: dialer.DialContext, TLSHandshakeTimeout: 2 * time.Second, Protocols: new(http.Protocols),
 			HTTP2:               &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 10 * time.Second},
 			MaxIdleConnsPerHost: 256, IdleConnTimeout: 90 * time.Second, ExpectContinueTimeout: time.Second,
-			DisableCompression: true, // what a client accepts passes unchanged
+			DisableCompression: true, // the client's Accept-Encoding decides
 		}
 	}
-	plain, h2c := transport(), transport() // no clone: that would be without the protocols that are set later
+	plain, h2c := transport(), transport() // not a Clone, which would fix the protocols before they are set
 	plain.Protocols.SetHTTP1(true)
 	plain.Protocols.SetHTTP2(true)
 	h2c.Protocols.SetUnencryptedHTTP2(true)

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"net/textproto"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -298,5 +299,45 @@ func TestOwnersThatStopTheirServersRunNoRequestTwice(t *testing.T) {
 				t.Errorf("%d requests are unknown", fates["unknown"])
 			}
 		})
+	}
+}
+
+// An owner that refuses before it reads the body leaves it to the next one. The client, which asks for no 100, gets none.
+func TestALongBodyGoesToTheNextOwnerUntilOneHasReadFromIt(t *testing.T) {
+	for _, size := range []int{1001, 100_000, 5 << 20} {
+		for _, chunked := range []bool{false, true} {
+			path := newFile(t)
+			var ran, sends atomic.Int32
+			sent := bytes.Repeat([]byte("x"), size)
+			ownedBy(t, path, listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if n := sends.Add(1); n < 4 {
+					w.Header().Set("Tenure-Request", "refused")
+					w.Header().Set("Connection", map[bool]string{true: "close", false: "keep-alive"}[n == 1])
+					w.WriteHeader(http.StatusMisdirectedRequest)
+					return
+				}
+				ran.Add(1)
+				if got, err := io.ReadAll(r.Body); err != nil || !bytes.Equal(got, sent) {
+					t.Errorf("it has read %d bytes of %d: %v", len(got), size, err)
+				}
+			})), "x")
+			front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{MaxReplay: 1000, MaxWait: kit.Patience}, claims.SessionConfig{}, nil)
+			var body io.Reader = bytes.NewReader(sent)
+			if chunked {
+				body = io.MultiReader(body)
+			}
+			r, err := http.NewRequest("POST", "http://"+front.addr+"/x", body)
+			require.NoError(t, err)
+			var got1xx []int
+			answer, err := client.Do(r.WithContext(httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+				Got1xxResponse: func(code int, _ textproto.MIMEHeader) error { got1xx = append(got1xx, code); return nil },
+			})))
+			require.NoError(t, err)
+			answer.Body.Close()
+			require.Equal(t, 200, answer.StatusCode)
+			require.EqualValues(t, 1, ran.Load())
+			require.EqualValues(t, 4, sends.Load())
+			require.Empty(t, got1xx)
+		}
 	}
 }

@@ -214,7 +214,7 @@ func TestABodyThatComesSlowlyIsRefusedAtMaxWait(t *testing.T) {
 
 // A process that is not the owner refuses before it has read a body, and closes the connection under a long one.
 func TestARefusalIsHeardWhileABodyIsSent(t *testing.T) {
-	p := newPair(t, func(w http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }, route.Config{MaxWait: kit.Patience}, 0)
+	p := newPair(t, func(w http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }, route.Config{MaxWait: 500 * time.Millisecond}, 0)
 	require.Equal(t, http.StatusOK, ask(p.other.addr, "POST", "/x", "0", nil).status) // it knows the owner
 	p.release()
 	_, err := p.owner.keys.Claim(t.Context(), "x") // not served

@@ -1,15 +1,16 @@
-// Package route sends each HTTP request to the process that owns its key: the holder of a lease, the session that has
-// claimed a key, or the member that works for a shard. A request may arrive at any process. One that is not idempotent
-// runs at most once, and its sender is told which of three outcomes it had:
+// Package route forwards each HTTP request to the process that owns the request's key: the holder of a lease, the session
+// that has claimed a key, or the member that works for a shard. A request may arrive at any process. A request that is not
+// idempotent runs at most once, and the client always learns which of three outcomes it had:
 //
-//   - answered: the handler's answer, with the fencing token under which it ran in the header Tenure-Token.
-//   - refused: 503 with "Tenure-Request: refused" and Retry-After. It did not run and will not; send it again.
-//   - unknown: 502 with "Tenure-Request: unknown", or a broken connection if the answer had begun. It ran once or not
-//     at all. An idempotent request is sent again once before that.
+//   - answered: the handler's answer. The header Tenure-Token has the fencing token under which the request ran.
+//   - refused: status 503 with "Tenure-Request: refused" and Retry-After. The request did not run and will not run; the
+//     client may send it again.
+//   - unknown: status 502 with "Tenure-Request: unknown", or a broken connection if the answer had begun. The request ran
+//     once or not at all. An idempotent request is sent again once before its outcome becomes unknown.
 //
-// For gRPC these are the statuses UNAVAILABLE and UNKNOWN. A process answers for a key while [Route.Serve] runs in the
-// func that has the right. The owner judges each request by its own trust in that right, without I/O. No answer begins
-// once its process can tell that the right has ended.
+// gRPC clients get the statuses UNAVAILABLE and UNKNOWN instead. A process answers requests for a key while [Route.Serve]
+// runs in the func that holds the right to the key: the term of the lease, or the claim. It checks that right before each
+// request, without I/O. No answer begins after its process can tell that the right has ended.
 package route
 
 import (
@@ -35,79 +36,94 @@ import (
 )
 
 const (
-	routeHeader = "Tenure-Route"   // of a forwarded request: to=…; least=…; wait=…
-	tokenHeader = "Tenure-Token"   // of a handler's answer
-	fateHeader  = "Tenure-Request" // of any other answer: refused or unknown
-	refused     = "refused"
-	unknown     = "unknown"
+	routeHeader = "Tenure-Route"   // in a forwarded request: to=…; least=…; wait=…
+	tokenHeader = "Tenure-Token"   // in a handler's answer
+	fateHeader  = "Tenure-Request" // in any other answer: refused or unknown
+
+	answered, refused, unknown = "answered", "refused", "unknown" // outcomes
 )
 
 // Config configures a [Route]. The zero value is ready to use.
 type Config struct {
-	// Run, for Keys, is called in a func of [claims.Keys.Do] when this process has claimed a key because a request came
-	// and no process owned it. It calls serve, which is [Route.Serve], once it can answer. If it returns without, the
-	// requests that wait here are refused, and the key is left for 100 ms, doubling to 30 s. nil: no keys are claimed.
+	// Run, for [Keys], starts the owner of a key. If a request arrives for a key that no process owns, this process claims
+	// the key and calls Run in a func of [claims.Keys.Do]. Run calls serve, which is [Route.Serve], as soon as it can answer
+	// requests. If Run returns without having called serve, this process refuses the waiting requests, frees the key, and
+	// does not claim it again for 100 ms, doubling to 30 s. If Run is nil, this process claims no keys.
 	Run func(ctx context.Context, c claims.Claim, serve func(http.Handler) error) error
 
-	Idle     time.Duration // for Keys: Serve returns when no request came for so long; 0: never
-	Label    string        // of the lease or session: host:port, or a URL with http, https or h2c (HTTP/2 without TLS); default "address"
-	MaxWait  time.Duration // until a request is answered here or sent to its owner; default 10s; also for a body that is kept
-	DrainFor time.Duration // for requests that run when the right is given up in order; default half of a job's time to stop, at most 5s
+	// Idle, for [Keys], is how long Serve waits for another request before it returns. 0 means forever.
+	Idle time.Duration
 
-	// MaxReplay is how long a body may be to be kept and sent again. If an owner refuses a request with a longer body,
-	// or one of unknown length, the client is refused too. Default 64 KiB.
+	// Label is the label of the lease or session that has this process's address: host:port, or a URL with the scheme
+	// http, https or h2c (HTTP/2 without TLS). Default "address".
+	Label string
+
+	// MaxWait limits how long a request waits until it is answered here or sent to its owner, and how long a client may
+	// take to send a body of at most MaxReplay bytes. Default 10s.
+	MaxWait time.Duration
+
+	// DrainFor is how long running requests may continue after the right is given up in order. Default half of the time
+	// that a job has to stop, at most 5s.
+	DrainFor time.Duration
+
+	// MaxReplay is the longest body, in bytes, that is kept in memory so that it can be sent again. A longer body, or one of
+	// unknown length, can be sent to another owner until one has begun to read it; a request that is refused later than that
+	// is refused to the client too. Default 64 KiB.
 	MaxReplay int64
 
-	// MaxWaiting is how many requests may wait at once in this process for an owner, and how many more for its answer. Any
-	// others are refused at once. So it also bounds the bodies that are kept, each of at most MaxReplay: lower one of the
-	// two if twice their product, 1.3 GB by default, is too much for this process. Default 10,000.
+	// MaxWaiting limits how many requests wait in this process for an owner, and how many wait for an owner's answer. A
+	// request beyond a limit is refused at once. The bodies that are kept take up to 2 × MaxWaiting × MaxReplay bytes, 1.3 GB
+	// by default. Default 10,000.
 	MaxWaiting int
 
-	// Idempotent reports whether a request may run more than once. A GET, HEAD, OPTIONS or TRACE, or a request with an
-	// Idempotency-Key or X-Idempotency-Key, may in any case.
+	// Idempotent reports whether a request may run more than once. A GET, HEAD, OPTIONS or TRACE, and a request with an
+	// Idempotency-Key or X-Idempotency-Key, always may.
 	Idempotent func(*http.Request) bool
 
-	// Transport carries requests to other processes. It must not repeat any by itself, and must call the hooks of net/http/httptrace, without which no
-	// failed request counts as unsent, and sees h2c as http. Default: one that notices a lost host within 20s.
+	// Transport carries requests to other processes. It must not retry any request, and must call the hooks of
+	// net/http/httptrace; otherwise every failed request counts as sent. It sees the scheme h2c as http. The default
+	// notices a lost host within 20s.
 	Transport http.RoundTripper
 
+	Trace  *Trace       // nil: none
 	Logger *slog.Logger // default: that of the lease or session
 }
 
-// Route sends the requests of one lease, one kind of keys, or one set of shards to their owners. All methods are safe for
-// concurrent use.
+// Route is an [http.Handler] for the requests of one lease, one kind of keys, or one set of shards. All methods are safe
+// for concurrent use.
 type Route struct {
 	cfg   Config
-	own   *url.URL                    // at which other processes reach this one
-	keys  *claims.Keys                // nil: the route of a lease
-	id    func(*http.Request) string  // the key of a request; empty: it has none
-	owner func(tenure.Holding) string // the session or term of an owner
+	own   *url.URL                    // where other processes reach this one
+	keys  *claims.Keys                // nil: this is the route of a lease
+	id    func(*http.Request) string  // returns the key of a request; empty: it has none
+	owner func(tenure.Holding) string // returns the session or term of an owner
 	find  func(ctx context.Context, ids ...string) (map[string]tenure.Holding, error)
 	right func(ctx context.Context) (right, error)
 
 	proxy *httputil.ReverseProxy
 	log   logtext.Retries
 	busy  sync.WaitGroup // the search, and funcs of Run
-	kick  chan struct{}  // receives when the search has to look at once
+	kick  chan struct{}  // receives when the search must look at once
 
 	mu       sync.Mutex // guards the fields below, and those of entries, calls and answers; never held across I/O
 	entries  map[string]*entry
-	wanted   map[string]*entry // for which requests wait; the search runs while there are any
-	waiting  int               // requests that wait for an owner
-	pending  map[*attempt]bool // requests that wait for an owner's answer
-	rechecks bool              // a timer runs that will call recheck
+	wanted   map[string]*entry // the keys for which requests wait; the search runs while there are any
+	waiting  int               // number of requests that wait for an owner
+	running  int               // number of requests that are answered here
+	pending  map[*attempt]bool // the requests that wait for an owner's answer
+	rechecks bool              // a timer is set that calls recheck
 }
 
-// right is what a call of Serve answers under.
+// right is the right under which a call of Serve answers requests.
 type right struct {
-	id    string // the key
-	to    string // the session or term
+	id    string // of the key
+	to    string // the session or term, as in the header of a forwarded request
 	token int64
 	holds func() bool
 }
 
-// Lease returns a route to the holder of a lease, whose job calls [Route.Serve]. Lease does no I/O. A [tenure.ErrInvalid]
-// names everything that is wrong with the config.
+// Lease returns a route to the holder of a lease. The holder's job calls [Route.Serve]. Lease does no I/O. The error is a
+// [tenure.ErrInvalid] that names everything that is wrong with the config.
 func Lease(l *tenure.Lease, cfg Config) (*Route, error) {
 	if l == nil {
 		return nil, fmt.Errorf("route: lease: %w: lease is nil: pass that of the coordinator whose job calls Serve", tenure.ErrInvalid)
@@ -136,18 +152,20 @@ func Lease(l *tenure.Lease, cfg Config) (*Route, error) {
 		}
 		return map[string]tenure.Holding{id: holding}, nil
 	}
+	cfg.Trace.created(rt)
 	return rt, nil
 }
 
-// Keys returns a route to the owners of keys. id returns the key of a request. A request without one, or with one that
-// [claims.Keys.TryClaim] would refuse, is answered with 404. A func of [claims.Keys.Do] calls [Route.Serve]. With
-// [Config.Run] each key that is asked for makes a row, so check before that it is one of yours. Keys does no I/O. A
-// [tenure.ErrInvalid] names everything that is wrong with the config.
+// Keys returns a route to the owners of keys. The func id returns the key of a request. If it returns "", or a key that
+// [claims.Keys.TryClaim] would reject, the client gets status 404. An owner calls [Route.Serve] in a func of
+// [claims.Keys.Do]. If [Config.Run] is set, every key that is requested gets a row in the database, so check that a key
+// exists before a request reaches the route. Keys does no I/O. The error is a [tenure.ErrInvalid] that names everything
+// that is wrong with the config.
 func Keys(k *claims.Keys, id func(*http.Request) string, cfg Config) (*Route, error) {
 	return keysRoute(k, id, cfg, true)
 }
 
-// Shards is [Keys] for the members that work for shards. The Work of a shard calls [Route.Serve].
+// Shards is like [Keys] for the members that work for shards. The Work func of a shard calls [Route.Serve].
 func Shards(m *shards.Member, id func(*http.Request) string, cfg Config) (*Route, error) {
 	if m == nil {
 		return nil, fmt.Errorf("route: shards: %w: the member is nil: pass the one whose Work calls Serve", tenure.ErrInvalid)
@@ -180,6 +198,7 @@ func keysRoute(k *claims.Keys, id func(*http.Request) string, cfg Config, claimi
 		}
 		return right{c.Key.ID, c.Session, c.Token, func() bool { return k.Keeps(c) }}, nil
 	}
+	cfg.Trace.created(rt)
 	return rt, nil
 }
 
@@ -201,7 +220,7 @@ func newRoute(cfg Config, claiming bool, labels map[string]string, logger *slog.
 	return rt, problems.Err()
 }
 
-// address returns the URL in an address label.
+// address parses an address label.
 func address(label string) (*url.URL, error) {
 	if !strings.Contains(label, "://") {
 		label = "http://" + label
@@ -213,8 +232,8 @@ func address(label string) (*url.URL, error) {
 	return u, err
 }
 
-// ServeHTTP answers a request here if this process owns its key, and otherwise sends it to the owner. While no
-// process owns the key, the request waits, for [Config.MaxWait] at most.
+// ServeHTTP answers a request in this process if it owns the request's key, and otherwise forwards it to the owner. While
+// no process answers for the key, the request waits, for at most [Config.MaxWait].
 func (rt *Route) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := rt.id(r)
 	if id == "" {
@@ -223,33 +242,45 @@ func (rt *Route) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), rt.cfg.MaxWait)
 	defer cancel()
-	if hop := r.Header[routeHeader]; hop != nil { // only here, never forwarded again
-		if c := rt.judge(ctx, id, hop); c == nil || !c.answer(w, r) {
-			fail(w, r, http.StatusMisdirectedRequest, refused, "this process does not answer for the key")
+	if hop := r.Header[routeHeader]; hop != nil { // a forwarded request is never forwarded again
+		if c := rt.judge(ctx, id, hop); c == nil || c.answer(w, r) == refused {
+			fail(w, r, http.StatusMisdirectedRequest, "this process does not answer for the key")
 		}
 		return
 	}
-	out := outgoing{rt: rt, id: id, r: r}
-	for tries := 0; ; tries++ {
+	out := outgoing{rt: rt, id: id, r: r, began: time.Now(), told: Request{Key: id, Outcome: unknown}}
+	if trace := rt.cfg.Trace; trace != nil && trace.Request != nil {
+		defer func() { // also if the answer breaks off
+			out.told.Took = time.Since(out.began)
+			trace.Request(out.told)
+		}()
+	}
+	for {
 		c, owner, err := rt.locate(ctx, id, false)
-		if err != nil {
-			out.fail(w, false, err.Error())
+		out.told.Waited = time.Since(out.began)
+		switch {
+		case err != nil:
+			out.fail(w, http.StatusServiceUnavailable, err)
 			return
-		}
-		if c != nil && c.answer(w, out.request()) || owner != nil && out.send(ctx, w, owner) {
-			return
-		}
-		if !pace.Sleep(ctx, pace.Jitter(min(5*time.Millisecond<<min(tries, 10), longestPause))) {
-			out.fail(w, false, errNoOwner.Error())
+		case c != nil:
+			if outcome := c.answer(w, out.request()); outcome != refused {
+				out.told.Local, out.told.Outcome, out.told.Token = true, outcome, c.token
+				return
+			}
+		case out.send(ctx, w, owner):
 			return
 		}
 	}
 }
 
-// fail answers a request that has no answer of its own. A gRPC client gets a status that it understands.
-func fail(w http.ResponseWriter, r *http.Request, status int, fate, text string) {
+// fail answers a request that a handler has not answered. A gRPC client gets a gRPC status.
+func fail(w http.ResponseWriter, r *http.Request, status int, text string) {
+	fate := refused
+	if status == http.StatusBadGateway {
+		fate = unknown
+	}
 	w.Header().Set(fateHeader, fate)
-	if r.ProtoMajor == 1 && (r.ContentLength < 0 || r.ContentLength > 64<<10) { // else net/http reads on before it answers
+	if r.ProtoMajor == 1 && (r.ContentLength < 0 || r.ContentLength > 64<<10) { // otherwise net/http reads the body before it answers
 		w.Header().Set("Connection", "close")
 	}
 	if fate == refused {
@@ -262,18 +293,19 @@ func fail(w http.ResponseWriter, r *http.Request, status int, fate, text string)
 	w.Header().Set("Content-Type", "application/grpc") // trailers only
 	w.Header().Set("Grpc-Status", map[string]string{refused: "14", unknown: "2"}[fate])
 	w.Header().Set("Grpc-Message", text)
-	w.WriteHeader(http.StatusOK) // so that a handler whose answer came too late can't change them
+	w.WriteHeader(http.StatusOK) // at once, so that a handler whose answer comes too late can't change the headers
 }
 
-// Owner is the process that answers for a key: its URL, whose scheme may be h2c, the ID of its session or of its term of
-// a lease, and whether it is this process and Serve runs.
+// Owner is the process that owns a key.
 type Owner struct {
-	URL, ID string
-	Local   bool
+	URL   string // from its label; the scheme may be h2c
+	ID    string // of its session, or of its term of the lease
+	Local bool   // it is this process, and Serve runs for the key
 }
 
-// Owner returns the owner of a key, for anything but HTTP; for a lease, id is ignored. It asks the store unless this
-// process is the owner. If there is none, the error is [tenure.ErrNotFound]. The owner must check its right by itself.
+// Owner returns the owner of a key, for protocols other than HTTP. For a lease, id is ignored. Owner reads the store unless
+// this process is the owner. If no process owns the key, the error is [tenure.ErrNotFound]. The key may move at any time, so
+// the owner must check its right before it acts.
 func (rt *Route) Owner(ctx context.Context, id string) (Owner, error) {
 	if rt.keys == nil {
 		id = rt.id(nil)
@@ -299,9 +331,10 @@ func (rt *Route) Owner(ctx context.Context, id string) (Owner, error) {
 	return Owner{at.String(), rt.owner(holding), false}, nil
 }
 
-// Shutdown stops a server, and closes the route's connections to other processes. Call it when the Run of the session or coordinator has returned, so that the keys are free.
-// The server goes on refusing for 250 ms, because a connection that is closed under a request makes that unknown. If ctx is
-// done before every request is answered, Shutdown returns its cause; then close the server, and call Shutdown again.
+// Shutdown shuts down a server that serves the route, and closes the route's connections to other processes. Call it when
+// the Run of the session or coordinator has returned, so that the keys are free. For 250 ms the server still refuses
+// forwarded requests, because a request on a connection that is closed has an unknown outcome. If ctx is done before every
+// request is answered, Shutdown returns an error; then close the server, and call Shutdown again.
 func (rt *Route) Shutdown(ctx context.Context, s *http.Server) error {
 	pace.Sleep(ctx, 250*time.Millisecond)
 	err := s.Shutdown(ctx)
@@ -312,7 +345,7 @@ func (rt *Route) Shutdown(ctx context.Context, s *http.Server) error {
 		rt.proxy.Transport.(carrier).close()
 	}
 	ended := make(chan struct{})
-	go func() { rt.busy.Wait(); close(ended) }() // no request waits any more
+	go func() { rt.busy.Wait(); close(ended) }() // soon, because no request waits any more
 	select {
 	case <-ended:
 	case <-ctx.Done():

@@ -19,29 +19,33 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
-// call is a call of Serve.
+// call is a running call of Serve.
 type call struct {
 	right
 	rt  *Route
 	h   http.Handler
 	ctx context.Context // of Serve
 
-	closed  error // why no request is admitted any more; nil: they are
+	closed  error // why no more requests are admitted; nil: they are
 	running map[*answer]bool
-	busy    sync.WaitGroup // the same
+	busy    sync.WaitGroup // counts running
 	quiet   time.Time      // when the last request ended
 }
 
-// Serve lets h answer requests for a key in this process. Call it where the right is, with the context there: in a job of
-// the lease's coordinator, in a func of [claims.Keys.Do], or in the Work of a shard. It returns nil when ctx is done or
-// no request came for [Config.Idle], and every request is answered; so the right is not given up before. The error is
-// [tenure.ErrInvalid] if ctx has no right of this route, or Serve runs for the key already.
+// Serve has h answer the requests for a key in this process. Call it in the func that holds the right to the key, with the
+// context of that func: in the job of the lease's coordinator, in a func of [claims.Keys.Do], or in the Work of a shard.
+// Serve returns nil once ctx is done, or no request has come for [Config.Idle], and all requests have been answered. The
+// right is therefore not given up before that. The error is [tenure.ErrInvalid] if h is nil, ctx has no right of this route,
+// or Serve already runs for the key.
 //
-// The context of a request ends with the right, with the same cause, and [tenure.TermFromContext] and
-// [claims.ClaimFromContext] find in it what they find in ctx. When ctx ends in order, new requests are refused at once, and the
-// contexts of those that run end after [Config.DrainFor]; those of upgraded connections and event streams end at once,
-// and connections that outlive that by DrainFor are closed. When the right is lost, all contexts end at once, and an
-// answer that has not begun becomes unknown. A handler that ignores its context keeps the key.
+// [tenure.TermFromContext] and [claims.ClaimFromContext] return the same from a request's context as from ctx. The context
+// ends, with the cause of ctx, when the request may not continue:
+//
+//   - If ctx ends in order, new requests are refused at once, and running requests may continue for [Config.DrainFor].
+//     Upgraded connections and event streams end at once; a connection that is still open DrainFor later is closed.
+//   - If the right is lost, all requests end at once, and an answer that has not begun becomes unknown.
+//
+// A handler that ignores its context keeps the key.
 func (rt *Route) Serve(ctx context.Context, h http.Handler) error {
 	right, err := rt.right(ctx)
 	if err == nil && h == nil {
@@ -68,7 +72,8 @@ func (rt *Route) Serve(ctx context.Context, h http.Handler) error {
 	return nil
 }
 
-// close ends admission if ctx is done or no request came for too long. Otherwise it returns when to call it again.
+// close stops admitting requests if ctx is done, or the call has been idle for too long. Otherwise it returns how long to
+// wait before it is called again.
 func (c *call) close(e *entry) (left time.Duration) {
 	c.rt.mu.Lock()
 	defer c.rt.mu.Unlock()
@@ -83,7 +88,10 @@ func (c *call) close(e *entry) (left time.Duration) {
 	return 0
 }
 
-// drain returns when every request is answered. ctx no longer tells when the right ends.
+// admits reports whether a request may be answered here now. The caller holds mu.
+func (c *call) admits() bool { return c.closed == nil && c.ctx.Err() == nil && c.holds() }
+
+// drain returns when all requests are answered. The context of Serve is done, so drain itself checks that the right stands.
 func (c *call) drain() {
 	lost := errors.Is(c.closed, tenure.ErrLost) || errors.Is(c.closed, tenure.ErrDeadline) || errors.Is(c.closed, tenure.ErrUnhealthy)
 	answered := make(chan struct{})
@@ -105,7 +113,8 @@ func (c *call) drain() {
 	}
 }
 
-// answer is a request that was admitted, and the guard of its answer: the handler's ResponseWriter.
+// answer is an admitted request. It is the ResponseWriter that the handler gets, which lets an answer through only while the
+// right stands.
 type answer struct {
 	of     *call
 	w      http.ResponseWriter
@@ -114,27 +123,28 @@ type answer struct {
 	long   atomic.Bool // it is an upgraded connection or an event stream
 
 	begun, hijacked bool
-	lost            bool // the right had ended before it began
-	cutOff          bool // the right has ended since
+	lost            bool // the right had ended before the answer began
+	cutOff          bool // the right ended after that
 }
 
-// answer lets the handler answer a request, and reports whether it was admitted.
-func (c *call) answer(w http.ResponseWriter, r *http.Request) (admitted bool) {
+// answer has the handler answer a request, and returns the outcome. If that is refused, the client has not been told.
+func (c *call) answer(w http.ResponseWriter, r *http.Request) (outcome string) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	a := &answer{of: c, w: w, r: r.WithContext(rightContext{ctx, c.ctx}), cancel: cancel}
 	inner := a.r
-	if r.Header[routeHeader] != nil { // it is not for what the handler itself asks
+	if r.Header[routeHeader] != nil { // a handler may pass its headers on to another route
 		inner = r.WithContext(a.r.Context())
 		inner.Header = r.Header.Clone()
 		inner.Header.Del(routeHeader)
 	}
 	defer cancel(nil)
 	c.rt.mu.Lock()
-	if c.closed != nil || c.ctx.Err() != nil || !c.holds() {
+	if !c.admits() {
 		c.rt.mu.Unlock()
-		return false
+		return refused
 	}
 	c.running[a] = true
+	c.rt.running++
 	c.busy.Add(1)
 	c.rt.mu.Unlock()
 	defer c.busy.Done()
@@ -142,17 +152,23 @@ func (c *call) answer(w http.ResponseWriter, r *http.Request) (admitted bool) {
 		c.rt.mu.Lock()
 		defer c.rt.mu.Unlock()
 		delete(c.running, a)
+		c.rt.running--
 		c.quiet = time.Now()
 	}()
 	c.h.ServeHTTP(a, inner)
-	if !a.hijacked && a.begin(http.StatusOK) && (a.cutOff || !c.holds()) {
+	switch {
+	case a.hijacked:
+		return answered
+	case !a.begin(http.StatusOK):
+		return unknown
+	case a.cutOff || !c.holds():
 		panic(http.ErrAbortHandler) // a clean end would look complete
 	}
-	return true
+	return answered
 }
 
-// rightContext is the context of a request, with the values of the context of Serve. A handler that has another right may
-// have made the request.
+// rightContext is the context of a request, with the values of the context of Serve. The right comes from Serve even if the
+// request's own context has one, because a handler with another right may have sent the request.
 type rightContext struct {
 	context.Context
 	of context.Context
@@ -169,7 +185,7 @@ func (c rightContext) Value(key any) any {
 
 func (a *answer) Header() http.Header { return a.w.Header() }
 
-// Unwrap is for [http.ResponseController], which sets deadlines with it.
+// Unwrap lets [http.ResponseController] set deadlines.
 func (a *answer) Unwrap() http.ResponseWriter { return a.w }
 
 func (a *answer) WriteHeader(status int) {
@@ -180,7 +196,7 @@ func (a *answer) WriteHeader(status int) {
 	}
 }
 
-// begin begins the answer if it has not begun. It reports whether the answer is the handler's.
+// begin writes the header if it has not been written. It reports whether the answer is the handler's.
 func (a *answer) begin(status int) bool {
 	if a.begun {
 		return !a.lost
@@ -189,7 +205,7 @@ func (a *answer) begin(status int) bool {
 	header := a.Header()
 	if a.lost = !a.of.holds(); a.lost {
 		clear(header)
-		fail(a.w, a.r, http.StatusBadGateway, unknown, "the right to answer has ended, and the request may have run")
+		fail(a.w, a.r, http.StatusBadGateway, "the right to answer has ended, and the request may have run")
 		return false
 	}
 	header.Del(fateHeader)
@@ -218,7 +234,8 @@ func (a *answer) FlushError() error {
 	return http.NewResponseController(a.w).Flush()
 }
 
-// Hijack hands over the connection, which is closed if it outlives the request's context by DrainFor.
+// Hijack hands the connection over to the handler. If it is still open DrainFor after the request's context has ended, it is
+// closed.
 func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if a.begun || !a.of.holds() {
 		return nil, nil, fmt.Errorf("route: hijack: %w: the answer has begun, or the right to answer has ended", tenure.ErrLost)

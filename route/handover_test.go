@@ -1,0 +1,187 @@
+package route_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/route"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+func TestAnOwnerThatRefusesIsAskedAgainAfterAHintOrAPause(t *testing.T) {
+	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
+		var asked atomic.Int32
+		owner := n.owner(t, store, "owner", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if asked.Add(1) <= 1000 {
+				w.Header().Set("Tenure-Request", "refused")
+				w.WriteHeader(http.StatusMisdirectedRequest)
+			}
+		}), "x")
+		p := n.start(t, store, "a", route.Config{MaxWait: time.Minute})
+		answers := make(chan int, 1)
+		go func() { answers <- post(p.route, "/x").Code }()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		before := asked.Load()
+		require.InDelta(t, 50, before, 15, "one pause of 250 ms after another")
+		owner.keys.Wake()
+		synctest.Wait()
+		require.Equal(t, before+1, asked.Load(), "at once")
+		time.Sleep(100 * time.Millisecond)
+		require.Greater(t, asked.Load(), before+3, "the pauses begin anew")
+		asked.Store(1000)
+		require.Equal(t, http.StatusOK, <-answers)
+	})
+}
+
+func TestAProcessThatClaimsTooLateFindsTheOwnerAtOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
+		faster := n.owner(t, store, "faster", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "faster") }), "any")
+		var once sync.Once
+		link := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "claims.take" {
+				once.Do(func() { _, _ = faster.keys.TryClaim(ctx, "x") })
+			}
+			return do(ctx)
+		})
+		p := n.start(t, link, "a", route.Config{Run: answering})
+		began := time.Now()
+		require.Equal(t, "faster", post(p.route, "/x").Body.String())
+		require.Zero(t, time.Since(began))
+	})
+}
+
+// The statement that claims a key may have committed while its answer is still under way.
+func TestAForwardedRequestWaitsWhileItsKeyIsClaimed(t *testing.T) {
+	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
+		taking, proceed := make(chan bool, 1), make(chan bool)
+		link := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op != "claims.take" {
+				return do(ctx)
+			}
+			err := errors.New("not for everybody")
+			if call.IDs[0] == "x" {
+				err = do(ctx)
+			}
+			select {
+			case taking <- true:
+			default:
+			}
+			<-proceed
+			return err
+		})
+		p := n.start(t, link, "a", route.Config{Run: answering})
+		var hops atomic.Int32
+		n.add("a:1", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { hops.Add(1); p.route.ServeHTTP(w, r) }))
+		other := n.start(t, store, "other", route.Config{})
+		codes := make(chan int, 3)
+		began := time.Now()
+		go func() { codes <- post(p.route, "/x").Code }()
+		<-taking
+		go func() { codes <- post(other.route, "/x").Code }()
+		synctest.Wait()
+		require.EqualValues(t, 1, hops.Load(), "the owner is known")
+		require.Empty(t, codes)
+		proceed <- true
+		require.Equal(t, []int{200, 200}, []int{<-codes, <-codes})
+		require.EqualValues(t, 1, hops.Load())
+		require.Zero(t, time.Since(began))
+
+		go func() { codes <- post(p.route, "/y").Code }()
+		<-taking
+		go func() {
+			r := httptest.NewRequest("POST", "http://any/y", nil)
+			r.Header.Set("Tenure-Route", fmt.Sprintf("to=%s; least=0; wait=60000", p.session.ID()))
+			w := httptest.NewRecorder()
+			p.route.ServeHTTP(w, r)
+			codes <- w.Code
+		}()
+		synctest.Wait()
+		began = time.Now()
+		proceed <- true
+		require.Equal(t, http.StatusMisdirectedRequest, <-codes)
+		require.Zero(t, time.Since(began), "it has not been claimed")
+		close(proceed)
+		require.Equal(t, http.StatusServiceUnavailable, <-codes)
+	})
+}
+
+func TestTheTraceIsToldOfEachRequestOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
+		h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Second)
+			if tenantOf(r) == "broken" || tenantOf(r) == "lost" {
+				panic(http.ErrAbortHandler)
+			}
+		})
+		token := map[string]int64{}
+		run := func(ctx context.Context, c claims.Claim, serve func(http.Handler) error) error {
+			token[c.Key.ID] = c.Token
+			return serve(h)
+		}
+		other := n.start(t, store, "other", route.Config{Run: run})
+		for _, tenant := range []string{"far", "lost"} {
+			func() {
+				defer func() { _ = recover() }()
+				post(other.route, "/"+tenant)
+			}()
+		}
+		var created *route.Route
+		var told []route.Request
+		p := n.start(t, store, "a", route.Config{Run: run, Trace: &route.Trace{
+			Request: func(r route.Request) { told = append(told, r) }, Created: func(rt *route.Route) { created = rt },
+		}})
+		require.Same(t, p.route, created)
+		require.Zero(t, created.Status())
+		for tenant, want := range map[string]route.Request{
+			"near":   {Outcome: "answered", Local: true},
+			"far":    {Outcome: "answered", Sends: 1},
+			"broken": {Outcome: "unknown"},
+			"lost":   {Outcome: "unknown", Sends: 1},
+		} {
+			told = nil
+			over := make(chan bool)
+			go func() {
+				defer close(over)
+				defer func() { _ = recover() }()
+				post(p.route, "/"+tenant)
+			}()
+			synctest.Wait()
+			require.Equal(t, map[bool]route.Status{true: {Running: 1}, false: {Waiting: 1}}[want.Sends == 0], route.Status{Running: created.Status().Running, Waiting: created.Status().Waiting}, tenant)
+			<-over
+			require.Len(t, told, 1, tenant)
+			got := told[0]
+			require.Equal(t, want.Outcome == "unknown" && want.Sends > 0, got.Err != nil)
+			if want.Outcome == "answered" {
+				want.Token = token[tenant]
+			}
+			want.Key, want.Took, want.Err = tenant, time.Second, got.Err
+			require.Equal(t, want, got)
+		}
+		require.Equal(t, 4, created.Status().Keys)
+
+		told = nil
+		kit.Must(other.keys.TryClaim(t.Context(), "nobody"))
+		n.add("other:1", nil)
+		require.Equal(t, http.StatusServiceUnavailable, post(p.route, "/nobody").Code)
+		require.Len(t, told, 1)
+		require.Equal(t, "refused", told[0].Outcome)
+		require.Equal(t, 10*time.Second, told[0].Waited)
+		require.Greater(t, told[0].Sends, 10)
+		require.ErrorContains(t, told[0].Err, "no process answered")
+	})
+}
