@@ -39,6 +39,7 @@ func observeRoute(t *testing.T) (*replica, metric.Registration) {
 	if rt.ServeHTTP(w, httptest.NewRequest("POST", "/", nil)); w.Code != http.StatusServiceUnavailable {
 		t.Errorf("got status %d", w.Code)
 	}
+	must(t, rt.Shutdown(t.Context(), &http.Server{}))
 	return endpoint, registration
 }
 
