@@ -64,7 +64,7 @@ func Example_drain() {
 	var sessionConfig claims.SessionConfig
 	drain, err := tenure.NewDrain(store, "", logger) // for the replica of this name: ReplicaID()
 	check(err)
-	go drain.Run(ctx) // follows the mark; nothing is taken before it was read
+	go drain.Run(ctx) // follows the mark; nothing is taken before it has been read
 	coordinatorConfig.Drain, sessionConfig.Drain = drain, drain
 }
 

@@ -23,7 +23,7 @@ func runReplica(ctx context.Context, cfg kubetenure.Config, job func(context.Con
 		return err
 	}
 	defer store.Close()
-	if err := store.Migrate(ctx); err != nil { // finds out what is missing, and writes nothing
+	if err := store.Migrate(ctx); err != nil { // reports what is missing, and writes nothing
 		return err
 	}
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}, TTL: 15 * time.Second})

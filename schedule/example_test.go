@@ -72,7 +72,7 @@ func ExampleSlot_Statement() {
 			return err
 		}
 		if _, err := tx.ExecContext(ctx, done, args...); err != nil {
-			return err // it was done meanwhile, or the transaction could not go on
+			return err // the slot was done meanwhile, or the statement failed
 		}
 		return tx.Commit()
 	}

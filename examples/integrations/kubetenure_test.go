@@ -34,7 +34,7 @@ func controllers(cfg *rest.Config, shared cache.Cache, setup func(manager.Manage
 			LeaderElection: false,
 			NewCache:       func(*rest.Config, cache.Options) (cache.Cache, error) { return running{shared}, nil },
 			Metrics:        server.Options{BindAddress: "0"},
-			Controller:     config.Controller{SkipNameValidation: ptr.To(true)}, // each term makes them anew
+			Controller:     config.Controller{SkipNameValidation: ptr.To(true)}, // each term creates them again
 		})
 		if err != nil {
 			return err
@@ -46,7 +46,7 @@ func controllers(cfg *rest.Config, shared cache.Cache, setup func(manager.Manage
 	}
 }
 
-// running is a cache that something else has started.
+// running is a cache that is already started.
 type running struct{ cache.Cache }
 
 func (running) Start(ctx context.Context) error { <-ctx.Done(); return nil }

@@ -9,7 +9,7 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// The job calls promote with its own context. It commits only while the term is the lease's.
+// promote commits only while the term is the lease's. The job calls it with its own context.
 func promote(ctx context.Context, store *tenure.SQLiteStore, id string) error {
 	return store.Fenced(ctx, tenure.TermFromContext(ctx), func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, "UPDATE deployments SET phase = 'promoted' WHERE id = ?", id)

@@ -38,7 +38,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := coordinator.Run(ctx); err != nil { // in a server, in a goroutine that main waits for
+	if err := coordinator.Run(ctx); err != nil { // in a server: in a goroutine that main waits for
 		log.Fatal(err)
 	}
 }
