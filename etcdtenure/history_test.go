@@ -38,18 +38,20 @@ func judgeAll(t *testing.T, log *kit.History) {
 func TestHistoriesUnderFaultsAreLinearizable(t *testing.T) {
 	t.Parallel()
 	c := startCluster(t)
-	const callers, enough = 6, 200
+	const stores, callers, enough = 3, 3, 200 // callers of each store, so that they share requests
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	log := kit.NewHistory()
 	var all sync.WaitGroup
-	for caller := range callers {
+	for n := range stores {
 		urls := c.urls()
-		if caller%2 == 0 { // the other callers have one server each, so that they stay with a server that is cut off
-			urls = urls[caller/2 : caller/2+1]
+		if n > 0 { // it has one server, so that it stays with one that is cut off
+			urls = urls[n : n+1]
 		}
 		store := open(t, urls...)
-		all.Go(func() { log.Use(ctx, caller, store) })
+		for i := range callers {
+			all.Go(func() { log.Use(ctx, n*callers+i, store) })
+		}
 	}
 	for round := 0; round < 6 || log.Changes() < enough; round++ {
 		n := c.leader(t)

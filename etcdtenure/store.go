@@ -49,6 +49,7 @@ type shared struct {
 	wentBack bool  // the cluster has since reported an older one
 	known    map[tenure.Key]known
 	watches  *storekit.Feeds
+	groups   writeGroups
 	stream   int             // of the watches; each number is another stream
 	connects time.Time       // when the client was last made to connect
 	closed   context.Context // done when the store is closed

@@ -44,6 +44,24 @@ type withoutDeadline struct{ context.Context }
 
 func (withoutDeadline) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }
 
+// request is a transaction. Its conditions also have that the epoch is still this one.
+type request struct {
+	epoch           epoch
+	conditions      []clientv3.Cmp
+	then, otherwise []clientv3.Op
+}
+
+// keys returns the keys that are compared or written, except that of the epoch.
+func (r request) keys() (keys []string) {
+	for _, c := range r.conditions {
+		keys = append(keys, string(c.KeyBytes()))
+	}
+	for _, op := range r.then {
+		keys = append(keys, string(op.KeyBytes()))
+	}
+	return keys
+}
+
 // look reads at one revision.
 func (s *Store) look(ctx context.Context, reads ...clientv3.Op) (epoch, *clientv3.TxnResponse, error) {
 	for {
@@ -51,47 +69,54 @@ func (s *Store) look(ctx context.Context, reads ...clientv3.Op) (epoch, *clientv
 		if err != nil {
 			return e, nil, err
 		}
-		resp, err := s.ask(ctx, e, nil, reads, nil)
+		resp, err := s.ask(ctx, request{epoch: e, then: reads})
 		if !errors.Is(err, errOvertaken) {
 			return e, resp, err
 		}
 	}
 }
 
-// ask sends a transaction with the additional condition that the epoch is still this one. If it is
-// not, the error is errOvertaken.
-func (s *Store) ask(ctx context.Context, e epoch, conditions []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
-	key := s.cfg.Prefix + ofEpoch
-	conditions = append(conditions, clientv3.Compare(clientv3.Value(key), "=", e.text))
-	otherwise = append(otherwise, clientv3.OpGet(key))
-	reads := !slices.ContainsFunc(then, func(op clientv3.Op) bool { return !op.IsGet() })
+// ask sends a request, again if it was refused for now.
+func (s *Store) ask(ctx context.Context, r request) (*clientv3.TxnResponse, error) {
+	reads := !slices.ContainsFunc(r.then, func(op clientv3.Op) bool { return !op.IsGet() })
 	for {
-		s.mu.Lock()
-		newest := s.newest
-		s.mu.Unlock()
-		s.connectNow()
-		resp, err := s.client.Txn(requiringLeader(ctx)).If(conditions...).Then(then...).Else(otherwise...).Commit()
-		if err != nil {
-			if ctx.Err() != nil || !again(err, reads) {
-				return nil, s.why(ctx, err)
-			}
-			if ended := storekit.Pause(ctx, longestPause); ended != nil {
-				return nil, fmt.Errorf("%w: %w", ended, err)
-			}
-			continue
+		resp, err := s.try(ctx, r)
+		if err == nil {
+			return resp, nil
 		}
-		if err := s.follows(e, newest, resp.Header); err != nil {
-			return nil, err
+		if ctx.Err() != nil || !again(err, reads) {
+			return nil, s.why(ctx, err)
 		}
-		if !resp.Succeeded {
-			is := resp.Responses[len(resp.Responses)-1].GetResponseRange().Kvs
-			if len(is) == 0 || string(is[0].Value) != e.text {
-				s.overtaken(e)
-				return nil, errOvertaken
-			}
+		if ended := storekit.Pause(ctx, longestPause); ended != nil {
+			return nil, fmt.Errorf("%w: %w", ended, err)
 		}
-		return resp, nil
 	}
+}
+
+// try sends a request once. If the epoch is another one, the error is errOvertaken.
+func (s *Store) try(ctx context.Context, r request) (*clientv3.TxnResponse, error) {
+	key := s.cfg.Prefix + ofEpoch
+	conditions := append(r.conditions, clientv3.Compare(clientv3.Value(key), "=", r.epoch.text))
+	otherwise := append(r.otherwise, clientv3.OpGet(key))
+	s.mu.Lock()
+	newest := s.newest
+	s.mu.Unlock()
+	s.connectNow()
+	resp, err := s.client.Txn(requiringLeader(ctx)).If(conditions...).Then(r.then...).Else(otherwise...).Commit()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.follows(r.epoch, newest, resp.Header); err != nil {
+		return nil, err
+	}
+	if !resp.Succeeded {
+		is := resp.Responses[len(resp.Responses)-1].GetResponseRange().Kvs
+		if len(is) == 0 || string(is[0].Value) != r.epoch.text {
+			s.overtaken(r.epoch)
+			return nil, errOvertaken
+		}
+	}
+	return resp, nil
 }
 
 // connectNow makes a client that has no connection try to connect at once. By itself the client
@@ -262,7 +287,7 @@ func (s *Store) write(ctx context.Context, key tenure.Key, name string, check fu
 		if before.revision != 0 && before.Name != "" && before.Name != name {
 			ops = append(ops, clientv3.OpDelete(s.keyOf(ofNames, tenure.Key{Type: key.Type, ID: before.Name})))
 		}
-		resp, err := s.ask(ctx, e, conditions, ops, reads)
+		resp, err := s.send(ctx, request{e, conditions, ops, reads})
 		switch {
 		case err == nil && resp.Succeeded:
 			return e, resp.Header.Revision, nil

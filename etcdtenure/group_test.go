@@ -1,0 +1,291 @@
+//go:build unix
+
+package etcdtenure_test
+
+import (
+	"context"
+	crand "crypto/rand"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/etcdtenure"
+)
+
+type txnFunc = func(context.Context, *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error)
+
+// openThrough returns a store whose transactions pass through a func on their way to a server.
+func openThrough(t *testing.T, url string, pass func(ctx context.Context, r *etcdserverpb.TxnRequest, send txnFunc) (*etcdserverpb.TxnResponse, error)) *etcdtenure.Store {
+	t.Helper()
+	behind := etcdserverpb.NewKVClient(connect(t, url).ActiveConnection())
+	send := func(ctx context.Context, r *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error) {
+		return behind.Txn(ctx, r)
+	}
+	f := &fake{version: "3.7.3", kv: behind, txn: func(ctx context.Context, r *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error) {
+		return pass(ctx, r, send)
+	}}
+	return openOn(t, connect(t, f.start(t)), etcdtenure.Config{})
+}
+
+// members returns how many writes a request has if it is a group, otherwise 0.
+func members(r *etcdserverpb.TxnRequest) (n int) {
+	for _, op := range r.Success {
+		if op.GetRequestTxn() != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// atOnce calls a func for each of n writers, all at the same time.
+func atOnce(n int, write func(i int)) {
+	var all sync.WaitGroup
+	begin := make(chan struct{})
+	for i := range n {
+		all.Go(func() { <-begin; write(i) })
+	}
+	close(begin)
+	all.Wait()
+}
+
+func widget(i int) tenure.Key { return tenure.Key{Type: "widget", ID: fmt.Sprint(i)} }
+
+// Another process has changed every other object, which this store does not know.
+func TestWritesOfTheSameMomentShareARequestAndEachHasItsOwnAnswer(t *testing.T) {
+	t.Parallel()
+	var mixed atomic.Int32 // groups of which some writes were refused
+	url := start(t).client
+	other, store := open(t, url), openThrough(t, url, func(ctx context.Context, r *etcdserverpb.TxnRequest, send txnFunc) (*etcdserverpb.TxnResponse, error) {
+		resp, err := send(ctx, r)
+		if err == nil && members(r) > 1 {
+			written := 0
+			for _, op := range resp.Responses {
+				if op.GetResponseTxn().Succeeded {
+					written++
+				}
+			}
+			if written > 0 && written < members(r) {
+				mixed.Add(1)
+			}
+		}
+		return resp, err
+	})
+	const writers = 12
+	var objs [writers]tenure.Object
+	for i := range objs {
+		var err error
+		objs[i], err = store.PutIf(t.Context(), tenure.Object{Key: widget(i), Name: fmt.Sprint("name ", i)}, tenure.IfAbsent())
+		require.NoError(t, err)
+	}
+	for round := 0; mixed.Load() < 10; round++ {
+		var written, current [writers]tenure.Object
+		var errs [writers]error
+		for i := 1; i < writers; i += 2 {
+			var err error
+			current[i], err = other.PutIf(t.Context(), tenure.Object{Key: objs[i].Key, Name: objs[i].Name, Payload: fmt.Append(nil, "other ", round)}, tenure.Unconditional())
+			require.NoError(t, err)
+		}
+		atOnce(writers, func(i int) {
+			obj := objs[i]
+			obj.Payload = fmt.Append(nil, i, " ", round)
+			if i%4 < 2 {
+				written[i], errs[i] = store.PutIf(t.Context(), obj, tenure.IfVersion(obj.Version))
+			} else if errs[i] = store.DeleteIf(t.Context(), obj.Key, obj.Version); errs[i] == nil {
+				written[i], errs[i] = store.PutIf(t.Context(), obj, tenure.IfAbsent())
+			}
+		})
+		for i := range writers {
+			if i%2 == 0 {
+				require.NoError(t, errs[i])
+				require.Equal(t, fmt.Sprint(i, " ", round), string(written[i].Payload))
+				current[i] = written[i]
+			} else {
+				require.ErrorIs(t, errs[i], tenure.ErrConflict)
+			}
+			is, err := other.Get(t.Context(), objs[i].Key)
+			require.NoError(t, err)
+			require.Equal(t, current[i], is)
+		}
+		objs = current
+	}
+}
+
+// After Canceled the client sends a request again by itself.
+func TestEachWriteOfAGroupWhoseAnswerAProxyHasCancelledIsRecognised(t *testing.T) {
+	t.Parallel()
+	var cancelled atomic.Int32
+	url := start(t).client
+	other, store := open(t, url), openThrough(t, url, func(ctx context.Context, r *etcdserverpb.TxnRequest, send txnFunc) (*etcdserverpb.TxnResponse, error) {
+		resp, err := send(ctx, r)
+		if err == nil && members(r) > 1 && resp.Responses[0].GetResponseTxn().Succeeded {
+			cancelled.Add(1)
+			return nil, status.Error(codes.Canceled, "the proxy's connection has ended")
+		}
+		return resp, err
+	})
+	for round := 0; cancelled.Load() < 5; round++ {
+		atOnce(12, func(i int) {
+			written, err := store.PutIf(t.Context(), tenure.Object{Key: widget(i), Payload: fmt.Append(nil, round)}, tenure.Unconditional())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if is, err := other.Get(t.Context(), widget(i)); err != nil || is.Version != written.Version || string(is.Payload) != fmt.Sprint(round) {
+				t.Errorf("%v is not %v (%v)", is, written, err)
+			}
+		})
+	}
+}
+
+// It may have been executed, and a second request would find that another write came first.
+func TestAGroupWithoutAnAnswerIsNotSentAgain(t *testing.T) {
+	t.Parallel()
+	var unanswered, failed atomic.Int32 // writes
+	store := openThrough(t, start(t).client, func(ctx context.Context, r *etcdserverpb.TxnRequest, send txnFunc) (*etcdserverpb.TxnResponse, error) {
+		resp, err := send(ctx, r)
+		if err == nil && members(r) > 1 {
+			unanswered.Add(int32(members(r)))
+			return nil, rpctypes.ErrGRPCTimeout
+		}
+		return resp, err
+	})
+	for unanswered.Load() < 20 {
+		atOnce(12, func(i int) {
+			if err := put(t.Context(), store, widget(i)); err != nil {
+				assert.ErrorIs(t, err, rpctypes.ErrTimeout)
+				failed.Add(1)
+			}
+		})
+	}
+	require.Equal(t, unanswered.Load(), failed.Load())
+}
+
+// arrival is a request that a server holds.
+type arrival struct {
+	members int
+	ctx     context.Context
+}
+
+// A write that waits for a slow one is sent without its answer.
+func TestACallerThatGivesUpLeavesItsGroupToTheOthers(t *testing.T) {
+	t.Parallel()
+	arrivals := make(chan arrival, 10)
+	var holding atomic.Pointer[chan struct{}] // closed when the server may execute what it holds
+	store := openThrough(t, start(t).client, func(ctx context.Context, r *etcdserverpb.TxnRequest, send txnFunc) (*etcdserverpb.TxnResponse, error) {
+		if until := holding.Load(); until != nil {
+			arrivals <- arrival{members(r), ctx}
+			select {
+			case <-*until:
+			case <-ctx.Done():
+			}
+		}
+		return send(ctx, r)
+	})
+	for _, giveUp := range []int{1, 2} {
+		for tested := false; !tested; {
+			until := make(chan struct{})
+			holding.Store(&until)
+			var all sync.WaitGroup
+			all.Go(func() { assert.NoError(t, put(t.Context(), store, widget(0))) })
+			<-arrivals
+			var cancels [2]context.CancelFunc
+			var errs [2]chan error
+			for i := range errs {
+				errs[i] = make(chan error, 1)
+				ctx, cancel := context.WithCancel(t.Context())
+				cancels[i] = cancel
+				all.Go(func() { errs[i] <- put(ctx, store, widget(1+i)) })
+			}
+			if group := <-arrivals; group.members == 2 {
+				for i := range giveUp {
+					cancels[i]()
+					require.ErrorIs(t, <-errs[i], context.Canceled)
+				}
+				tested = true
+				if giveUp == 2 {
+					<-group.ctx.Done()
+				} else {
+					require.NoError(t, group.ctx.Err())
+				}
+			} else {
+				<-arrivals
+			}
+			holding.Store(nil)
+			close(until)
+			if tested && giveUp == 1 {
+				require.NoError(t, <-errs[1])
+			}
+			all.Wait()
+			cancels[0]()
+			cancels[1]()
+		}
+	}
+}
+
+func put(ctx context.Context, store tenure.Store, key tenure.Key) error {
+	_, err := store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte(crand.Text())}, tenure.Unconditional())
+	return err
+}
+
+// Each write has as many operations as this server allows.
+func TestAGroupThatTheServerRefusesIsWrittenOneByOne(t *testing.T) {
+	t.Parallel()
+	var refused, sent atomic.Int32
+	store := openThrough(t, start(t, "--max-txn-ops", "3").client, func(ctx context.Context, r *etcdserverpb.TxnRequest, send txnFunc) (*etcdserverpb.TxnResponse, error) {
+		resp, err := send(ctx, r)
+		if sent.Add(1); members(r) > 0 && err != nil {
+			refused.Add(1)
+		}
+		return resp, err
+	})
+	for round := 0; refused.Load() == 0; round++ {
+		atOnce(12, func(i int) { assert.NoError(t, put(t.Context(), store, widget(i))) })
+	}
+	// For a second, there are no groups.
+	had, began := refused.Load(), time.Now()
+	for time.Since(began) < 500*time.Millisecond {
+		require.Equal(t, had, refused.Load())
+		atOnce(12, func(i int) { assert.NoError(t, put(t.Context(), store, widget(i))) })
+	}
+}
+
+// All conditions of a group hold before its first write, so two deletions in one group would both succeed.
+func TestOfTwoDeletionsAtTheSameMomentOneFindsNothing(t *testing.T) {
+	t.Parallel()
+	var groups atomic.Int32
+	store := openThrough(t, start(t).client, func(ctx context.Context, r *etcdserverpb.TxnRequest, send txnFunc) (*etcdserverpb.TxnResponse, error) {
+		if members(r) > 1 {
+			groups.Add(1)
+		}
+		return send(ctx, r)
+	})
+	const objects = 6
+	for round := 0; round < 20 || groups.Load() < 20; round++ {
+		var versions [objects]int64
+		for i := range versions {
+			obj, err := store.PutIf(t.Context(), tenure.Object{Key: widget(i)}, tenure.IfAbsent())
+			require.NoError(t, err)
+			versions[i] = obj.Version
+		}
+		var errs [2 * objects]error
+		atOnce(len(errs), func(i int) { errs[i] = store.DeleteIf(t.Context(), widget(i/2), versions[i/2]) })
+		for i := range objects {
+			first, second := errs[2*i], errs[2*i+1]
+			if first != nil {
+				first, second = second, first
+			}
+			require.NoError(t, first)
+			require.ErrorIs(t, second, tenure.ErrNotFound)
+		}
+	}
+}
