@@ -6,6 +6,7 @@ import (
 	"context"
 	crand "crypto/rand"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/etcdtenure"
+	"github.com/tenurelib/tenure/proof/kit"
 )
 
 type txnFunc = func(context.Context, *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error)
@@ -176,14 +178,17 @@ type arrival struct {
 	ctx     context.Context
 }
 
-// A write that waits for a slow one is sent without its answer.
-func TestACallerThatGivesUpLeavesItsGroupToTheOthers(t *testing.T) {
-	t.Parallel()
-	arrivals := make(chan arrival, 10)
-	var holding atomic.Pointer[chan struct{}] // closed when the server may execute what it holds
-	store := openThrough(t, start(t).client, func(ctx context.Context, r *etcdserverpb.TxnRequest, send txnFunc) (*etcdserverpb.TxnResponse, error) {
-		if until := holding.Load(); until != nil {
-			arrivals <- arrival{members(r), ctx}
+// holding is a server that holds the requests that arrive.
+type holding struct {
+	arrivals chan arrival
+	until    atomic.Pointer[chan struct{}] // closed when it executes them; nil: it holds none
+}
+
+func openHolding(t *testing.T) (*holding, *etcdtenure.Store) {
+	h := &holding{arrivals: make(chan arrival, 10)}
+	return h, openThrough(t, start(t).client, func(ctx context.Context, r *etcdserverpb.TxnRequest, send txnFunc) (*etcdserverpb.TxnResponse, error) {
+		if until := h.until.Load(); until != nil {
+			h.arrivals <- arrival{members(r), ctx}
 			select {
 			case <-*until:
 			case <-ctx.Done():
@@ -191,13 +196,29 @@ func TestACallerThatGivesUpLeavesItsGroupToTheOthers(t *testing.T) {
 		}
 		return send(ctx, r)
 	})
+}
+
+func (h *holding) next(t *testing.T) (a arrival) {
+	t.Helper()
+	select {
+	case a = <-h.arrivals:
+	case <-time.After(kit.Patience):
+		t.Fatal("no request has arrived")
+	}
+	return a
+}
+
+// A write that waits for a slow one is sent before that one is answered.
+func TestACallerThatGivesUpLeavesItsGroupToTheOthers(t *testing.T) {
+	t.Parallel()
+	h, store := openHolding(t)
 	for _, giveUp := range []int{1, 2} {
 		for tested := false; !tested; {
 			until := make(chan struct{})
-			holding.Store(&until)
+			h.until.Store(&until)
 			var all sync.WaitGroup
 			all.Go(func() { assert.NoError(t, put(t.Context(), store, widget(0))) })
-			<-arrivals
+			h.next(t)
 			var cancels [2]context.CancelFunc
 			var errs [2]chan error
 			for i := range errs {
@@ -206,21 +227,21 @@ func TestACallerThatGivesUpLeavesItsGroupToTheOthers(t *testing.T) {
 				cancels[i] = cancel
 				all.Go(func() { errs[i] <- put(ctx, store, widget(1+i)) })
 			}
-			if group := <-arrivals; group.members == 2 {
+			if group := h.next(t); group.members == 2 {
 				for i := range giveUp {
 					cancels[i]()
 					require.ErrorIs(t, <-errs[i], context.Canceled)
 				}
 				tested = true
 				if giveUp == 2 {
-					<-group.ctx.Done()
+					kit.Await(t, "the request ends", func() bool { return group.ctx.Err() != nil })
 				} else {
 					require.NoError(t, group.ctx.Err())
 				}
 			} else {
-				<-arrivals
+				h.next(t)
 			}
-			holding.Store(nil)
+			h.until.Store(nil)
 			close(until)
 			if tested && giveUp == 1 {
 				require.NoError(t, <-errs[1])
@@ -229,6 +250,30 @@ func TestACallerThatGivesUpLeavesItsGroupToTheOthers(t *testing.T) {
 			cancels[0]()
 			cancels[1]()
 		}
+	}
+}
+
+// Otherwise the record of an abandoned acquire would stand until it expires.
+func TestAWriteWhoseCallerGivesUpWhileItWaitsIsNotSent(t *testing.T) {
+	t.Parallel()
+	h, store := openHolding(t)
+	for range 50 {
+		until := make(chan struct{})
+		h.until.Store(&until)
+		var all sync.WaitGroup
+		all.Go(func() { assert.NoError(t, put(t.Context(), store, widget(0))) })
+		h.next(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(rand.N(2*time.Millisecond), cancel)
+		require.ErrorIs(t, put(ctx, store, widget(1)), context.Canceled)
+		select {
+		case sent := <-h.arrivals: // before its caller gave up
+			kit.Await(t, "the request ends", func() bool { return sent.ctx.Err() != nil })
+		case <-time.After(10 * time.Millisecond):
+		}
+		h.until.Store(nil)
+		close(until)
+		all.Wait()
 	}
 }
 
