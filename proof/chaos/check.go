@@ -22,6 +22,7 @@ type result struct {
 	doubtful   int             // operations with an unknown outcome
 	registers  int             // registers whose history was checked
 	undecided  int             // registers whose history took too long to check
+	allowed    int             // events of leases that are a behaviour of the rules
 	renewals   int             // renewals that were reported to a replica as successful
 	crowd      int             // terms of other leases
 	together   int             // beginnings and ends of these terms that shared a commit
@@ -54,6 +55,7 @@ func check(p *phase, a *audit) *result {
 	}
 	r.checkLedger(a.ledger, p.tokens(a))
 	r.checkLedger(a.replaced, nil)
+	r.checkBehaviour(p, a)
 	r.checkRenewed(p, a)
 	r.checkSetUp(p, a)
 	r.checkCrowd(p, a)

@@ -76,7 +76,7 @@ func (db *failovers) audit(ctx context.Context) (*audit, error) {
 	db.closeBouncers()
 	a, err := db.postgres.audit(ctx)
 	if err == nil {
-		a.lost, a.groups = db.lost, false
+		a.lost, a.groups, a.versions = db.lost, false, false
 	}
 	return a, err
 }

@@ -62,10 +62,11 @@ func startAll(processes []*process) error {
 // renewByCopy does once what a copy of the holder's process or machine would do: it renews
 // the record without changing its payload. The holder must notice at its next renewal and end its
 // term. No replica renews the record after that, so the next term must begin once it expires.
-func renewByCopy(renew func(context.Context) (term string, err error)) func(context.Context, *phase) (string, ending, error) {
+func renewByCopy(renew func(context.Context) (term string, version int64, err error)) func(context.Context, *phase) (string, ending, error) {
 	return func(ctx context.Context, p *phase) (string, ending, error) {
-		term, err := renew(ctx)
+		term, version, err := renew(ctx)
 		at := monotonic()
+		p.record.copied = append(p.record.copied, version)
 		if err != nil || term == "" {
 			return "nobody", func() (time.Duration, error) { return at, nil }, err
 		}

@@ -74,18 +74,18 @@ func (db *postgres) lock(ctx context.Context, p *phase) (string, ending, error) 
 	}, err
 }
 
-// renewAsCopy renews the lease's record without changing its payload, and returns its term.
-func (db *postgres) renewAsCopy(ctx context.Context) (term string, err error) {
+// renewAsCopy renews the lease's record without changing its payload, and returns its term and version.
+func (db *postgres) renewAsCopy(ctx context.Context) (term string, version int64, err error) {
 	conn, err := db.connect(ctx)
 	if err != nil {
-		return "", err
+		return "", 0, err
 	}
 	defer conn.Close(ctx)
-	err = conn.QueryRow(ctx, renewAsCopy).Scan(&term)
+	err = conn.QueryRow(ctx, renewAsCopy).Scan(&term, &version)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = nil
 	}
-	return term, err
+	return term, version, err
 }
 
 // fill takes all connections that the server has left, and breaks the connections of some replicas.

@@ -10,6 +10,7 @@ const (
 	ledgerRenewed  = "renewed"  // the note is the time in Unix milliseconds by this host's clock
 	ledgerRestored = "restored" // the server has what a snapshot had: no term stands, but the record of this one may be deleted
 	ledgerHurried  = "hurried"  // an object was written by a call with hardly any time
+	ledgerVersion  = "version"  // any write of a lease's record; the note is a [recordWrite]
 
 	// Of the claims on the keys that have a func.
 	ledgerClaimBegin  = "claim begin"
@@ -45,6 +46,7 @@ type audit struct {
 	registers   map[string]op     // the result of a last get of each
 	connections []string          // connections that are still open after all replicas have ended
 	groups      bool              // writes of leases are grouped
+	versions    bool              // the ledger has each version of the leases' records
 	lost        []span            // what was acknowledged in these periods may be gone
 	fit         bool              // the database is set up, and the library must not report otherwise
 	revived     map[string]string // the terms of the records that a restored snapshot brought back, by lease

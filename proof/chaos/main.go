@@ -8,6 +8,9 @@
 //
 //   - In the order of the commits, fencing tokens rise from term to term, and every fenced
 //     write was committed within its own term.
+//   - On Postgres and SQLite, what happened to each lease is a behaviour of the rules that package proof/model/lease
+//     states: each write of its record, each fenced write, and what the replicas said of their jobs and of their
+//     trust. Those rules have neither failovers nor witnesses.
 //   - The histories of registers written by compare-and-swap are linearizable.
 //   - No write that was acknowledged to a replica is missing, and every renewal that
 //     was reported as successful was committed.

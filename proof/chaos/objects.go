@@ -61,22 +61,23 @@ func (objectsOnly) unclaimed(context.Context) (free, gone int, err error) {
 
 func (objectsOnly) ids(context.Context, string) ([]string, error) { return nil, errors.ErrUnsupported }
 
-// renewObjectAsCopy renews the lease's record without changing its payload, and returns its term.
-func renewObjectAsCopy(store tenure.Store) func(context.Context) (string, error) {
-	return func(ctx context.Context) (string, error) {
+// renewObjectAsCopy renews the lease's record without changing its payload, and returns its term and version.
+func renewObjectAsCopy(store tenure.Store) func(context.Context) (string, int64, error) {
+	return func(ctx context.Context) (string, int64, error) {
 		for {
 			obj, err := store.Get(ctx, tenure.Key{Type: leaseType, ID: "singleton"})
 			if errors.Is(err, tenure.ErrNotFound) {
-				return "", nil
+				return "", 0, nil
 			}
 			if err == nil {
-				_, err = store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
+				obj, err = store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
 			}
 			if err == nil {
-				return termIn(obj.Payload)
+				term, err := termIn(obj.Payload)
+				return term, obj.Version, err
 			}
 			if !errors.Is(err, tenure.ErrConflict) {
-				return "", err
+				return "", 0, err
 			}
 		}
 	}

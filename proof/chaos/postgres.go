@@ -57,6 +57,13 @@ BEGIN
 		INSERT INTO public.ledger VALUES ('renewed', NEW.id, convert_from(NEW.payload, 'UTF8')::json->>'term', NEW.resource_version,
 			floor(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000)::bigint);
 	END IF;
+	IF TG_OP = 'DELETE' OR NEW.created_at_ms <> 0 THEN -- else it has no number yet
+		INSERT INTO public.ledger VALUES ('version', coalesce(NEW.id, OLD.id), convert_from(coalesce(NEW.payload, OLD.payload), 'UTF8')::json->>'term',
+			coalesce(NEW.resource_version, OLD.resource_version), json_build_object(
+			'by', current_setting('application_name'), 'at', floor(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint,
+			'over', CASE WHEN OLD.created_at_ms <> 0 THEN OLD.resource_version END, 'stamp', NEW.updated_at_ms,
+			'payload', convert_from(NEW.payload, 'UTF8'), 'request', NEW.labels->>'tenure.release'));
+	END IF;
 	RETURN NULL;
 END $$;
 CREATE TRIGGER term AFTER INSERT OR UPDATE ON objects FOR EACH ROW
@@ -141,7 +148,7 @@ const renewAsCopy = `
 UPDATE objects SET resource_version = greatest(resource_version + 1, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint),
 	updated_at_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
 WHERE object_type = 'reconciler_lease' AND id = 'singleton'
-RETURNING convert_from(payload, 'UTF8')::json->>'term'`
+RETURNING convert_from(payload, 'UTF8')::json->>'term', resource_version`
 
 func newPostgres(ctx context.Context, theme theme, settings ...string) (*postgres, error) {
 	server, err := kit.NewPostgres(append(settings, "track_commit_timestamp=on", "max_connections=80", "log_checkpoints=off",
@@ -291,7 +298,7 @@ func (db *postgres) audit(ctx context.Context) (*audit, error) {
 		return nil, err
 	}
 	defer conn.Close(ctx)
-	a := &audit{fit: true, groups: true}
+	a := &audit{fit: true, groups: true, versions: true}
 	rows, err := conn.Query(ctx, `SELECT kind, coalesce(lease, ''), term, token, note, pg_xact_commit_timestamp(xmin)::text, xmin::text FROM ledger
 		ORDER BY pg_xact_commit_timestamp(xmin), ctid`)
 	if err != nil {

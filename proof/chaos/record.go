@@ -21,6 +21,7 @@ type record struct {
 	running map[string]string // the term of each running job, by replica
 	owned   map[string]event  // the beginning of each key's running func, by key
 	faults  []*fault
+	copied  []int64 // the versions of the lease's record that were written by a copy of the holder
 	pauses  []span
 	runs    map[string][]int64 // the tokens under which each request ran
 	tell    func(event)        // is called for each event

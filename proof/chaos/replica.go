@@ -174,7 +174,7 @@ func live(ctx context.Context, cfg replicaConfig, events *eventWriter, orders <-
 		Attempt: func(_ time.Duration, err error) { r.tellSetUp(err) },
 		Renewed: func(term *tenure.Term, took, _ time.Duration) {
 			now := monotonic() // the log was written since the call, which may take a while
-			events.write(event{At: now, From: now - took - stallFrom, Kind: renewed, Term: term.ID(), Note: lease.Key().ID})
+			events.write(event{At: now, From: now - took - stallFrom, Kind: renewed, Term: term.ID(), Note: lease.Key().ID, Until: trustedUntil(term)})
 		},
 		RenewalFailed: func(term *tenure.Term, err error, _ time.Duration) {
 			events.write(event{Kind: notRenewed, Term: term.ID(), Note: err.Error()})

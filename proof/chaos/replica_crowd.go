@@ -114,7 +114,7 @@ func (w *crowdWorker) renew(ctx context.Context, lease *tenure.Lease, term *tenu
 		err = w.call(ctx, renew)
 	}
 	if err == nil {
-		w.events.write(event{Kind: renewed, From: began, Term: term.ID(), Note: lease.Key().ID})
+		w.events.write(event{Kind: renewed, From: began, Term: term.ID(), Note: lease.Key().ID, Until: trustedUntil(term)})
 	}
 }
 

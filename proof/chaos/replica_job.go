@@ -19,7 +19,7 @@ func (r *replica) job(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.events.write(event{Kind: jobStarted, Term: term.ID(), Token: term.Token(), Note: wrong})
+	r.events.write(event{Kind: jobStarted, Term: term.ID(), Token: term.Token(), Note: wrong, Until: trustedUntil(term)})
 	r.tellIfOut(ctx, "the job")
 	defer func() {
 		unlock()
@@ -52,6 +52,16 @@ func (r *replica) job(ctx context.Context) error {
 	}
 	time.Sleep(rand.N(r.TTL / 20))
 	return nil
+}
+
+// trustedUntil returns until when a term is trusted if it is not renewed again, or an earlier time; 0 if it is over.
+func trustedUntil(term *tenure.Term) time.Duration {
+	now := monotonic()
+	left := term.Remaining()
+	if left == 0 {
+		return 0
+	}
+	return now + left
 }
 
 // writeLate makes fenced writes for a term, regardless of the job's context, until one fails

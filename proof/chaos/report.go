@@ -38,6 +38,7 @@ func writeReport(w io.Writer, results []*result) error {
 	row("jobs that went on over a failover", func(r *result) any { return r.wentOn })
 	row("fenced writes", func(r *result) any { return r.writes })
 	row("late unfenced writes", func(r *result) any { return r.late })
+	row("events allowed by the rules of leases", func(r *result) any { return r.allowed })
 	row("renewals", func(r *result) any { return r.renewals })
 	row("terms of other leases", func(r *result) any { return r.crowd })
 	row("begun or released together", func(r *result) any { return r.together })

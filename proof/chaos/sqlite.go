@@ -47,6 +47,21 @@ END;
 CREATE TRIGGER renewed AFTER UPDATE ON objects WHEN NEW.object_type = 'reconciler_lease' AND NEW.payload = OLD.payload AND OLD.created_at_ms <> 0 BEGIN
 	INSERT INTO ledger (kind, lease, term, token, note) VALUES ('renewed', NEW.id, json_extract(CAST(NEW.payload AS TEXT), '$.term'), NEW.resource_version, NEW.updated_at_ms);
 END;
+CREATE TRIGGER version AFTER INSERT ON objects WHEN NEW.object_type = 'reconciler_lease' AND NEW.created_at_ms <> 0 BEGIN
+	INSERT INTO ledger (kind, lease, term, token, note) VALUES ('version', NEW.id, json_extract(CAST(NEW.payload AS TEXT), '$.term'), NEW.resource_version,
+		json_object('at', CAST(unixepoch('subsec') * 1000000 AS INTEGER), 'stamp', NEW.updated_at_ms,
+			'payload', CAST(NEW.payload AS TEXT), 'request', NEW.labels->>'$."tenure.release"'));
+END;
+CREATE TRIGGER next_version AFTER UPDATE ON objects WHEN NEW.object_type = 'reconciler_lease' AND NEW.created_at_ms <> 0 BEGIN
+	INSERT INTO ledger (kind, lease, term, token, note) VALUES ('version', NEW.id, json_extract(CAST(NEW.payload AS TEXT), '$.term'), NEW.resource_version,
+		json_object('at', CAST(unixepoch('subsec') * 1000000 AS INTEGER), 'stamp', NEW.updated_at_ms,
+			'over', iif(OLD.created_at_ms <> 0, OLD.resource_version, 0),
+			'payload', CAST(NEW.payload AS TEXT), 'request', NEW.labels->>'$."tenure.release"'));
+END;
+CREATE TRIGGER no_version AFTER DELETE ON objects WHEN OLD.object_type = 'reconciler_lease' BEGIN
+	INSERT INTO ledger (kind, lease, term, token, note) VALUES ('version', OLD.id, json_extract(CAST(OLD.payload AS TEXT), '$.term'), OLD.resource_version,
+		json_object('at', CAST(unixepoch('subsec') * 1000000 AS INTEGER), 'over', OLD.resource_version));
+END;
 CREATE TRIGGER hurried AFTER INSERT ON objects WHEN NEW.object_type = 'hurried' BEGIN
 	INSERT INTO ledger (kind, term, token, note) VALUES ('hurried', '', NEW.resource_version, CAST(NEW.payload AS TEXT));
 END;
@@ -177,7 +192,7 @@ func (db *sqlite) audit(ctx context.Context) (*audit, error) {
 }
 
 func (db *sqlite) read(ctx context.Context) (*audit, error) {
-	a := &audit{}
+	a := &audit{versions: true}
 	rows, err := db.books.QueryContext(ctx, `SELECT kind, coalesce(lease, ''), term, token, note, seq FROM ledger ORDER BY seq`)
 	if err != nil {
 		return nil, err
@@ -233,16 +248,16 @@ func (db *sqlite) lock(ctx context.Context, _ *phase) (string, ending, error) {
 	return "all", func() (time.Duration, error) { return 0, tx.Rollback() }, nil
 }
 
-// renewAsCopy renews the lease's record without changing its payload, and returns its term.
-func (db *sqlite) renewAsCopy(ctx context.Context) (term string, err error) {
+// renewAsCopy renews the lease's record without changing its payload, and returns its term and version.
+func (db *sqlite) renewAsCopy(ctx context.Context) (term string, version int64, err error) {
 	now := time.Now()
 	err = db.books.QueryRowContext(ctx, `UPDATE objects SET resource_version = max(resource_version + 1, ?1), updated_at_ms = ?2
 		WHERE object_type = 'reconciler_lease' AND id = 'singleton'
-		RETURNING json_extract(CAST(payload AS TEXT), '$.term')`, now.UnixMicro(), now.UnixMilli()).Scan(&term)
+		RETURNING json_extract(CAST(payload AS TEXT), '$.term'), resource_version`, now.UnixMicro(), now.UnixMilli()).Scan(&term, &version)
 	if errors.Is(err, sql.ErrNoRows) || isLocked(err) {
 		err = nil
 	}
-	return term, err
+	return term, version, err
 }
 
 // fill fills the disk except for at most free bytes; with byTurns it takes and returns them

@@ -254,7 +254,7 @@ func (m mutant) triedBy(dir, by string) (killed bool, says string, err error) {
 		return false, "", fmt.Errorf("%s does not compile:\n%s", m.name, out)
 	}
 	if first := message.FindStringSubmatch(out); failing != "" && first != nil {
-		says = ": " + first[1]
+		says = ": " + first[1] + first[2]
 	}
 	return failing != "", says, nil
 }
@@ -271,7 +271,7 @@ func killersOf(dir string, all []mutant) string {
 }
 
 var (
-	message = regexp.MustCompile(`(?m)^\s*\w+_test\.go:\d+: (.*)$`)
+	message = regexp.MustCompile(`(?m)^\s*(?:\w+_test\.go:\d+: |(panic: ))(.*)$`)
 	hung    = regexp.MustCompile(`(?m)^panic: test timed out after \S+\n\s+running tests:\n\s+(Test\w+)`)
 	failed  = regexp.MustCompile(`(?m)^\s*--- FAIL: ((?:Test|Fuzz|Example)\w+)`)
 	crashed = regexp.MustCompile(`(?m)^=== RUN\s+(\w+)[^=]*^(?:panic|fatal error): `)
