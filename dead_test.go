@@ -209,3 +209,24 @@ func TestWithoutAWitnessAnAcquireAllocatesNoMoreAndStoresTheSame(t *testing.T) {
 	require.NotContains(t, string(term.Record()), "witness")
 	require.False(t, term.Witnessed())
 }
+
+// A witness looks again only for an acquire that was under way when the process died.
+func TestAWitnessIsToldOfEachAcquireAndOfItsAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.Faulty(storetest.NewMem(), nil)
+		key := [2]string{kit.LeaseKey.Type, kit.LeaseKey.ID}
+		acquires, answered := witnessed.Line{Key: key}, witnessed.Line{Answered: key}
+		tries := func(want error, lines ...witnessed.Line) {
+			t.Helper()
+			var said []witnessed.Line
+			ctx := witnessed.Own(witnessed.With(t.Context(), "w", func(line witnessed.Line) { said = append(said, line) }))
+			_, err := kit.NewLease(t, store, tenure.LeaseConfig{}).TryAcquire(ctx)
+			kit.WantErr(t, err, want)
+			require.Equal(t, lines, said)
+		}
+		tries(nil, acquires, answered)
+		tries(tenure.ErrHeld, acquires, answered)
+		store.SetHook(kit.LoseAnswer)
+		tries(kit.ErrReset, acquires)
+	})
+}

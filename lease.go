@@ -234,8 +234,12 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 	}
 	defer l.memory.Begins(id)()
 	obj, err := l.put(ctx, l.object(term, on), cond.OnServer(on.Server, l.memory.Newest()))
+	answered := err == nil || objects.Answered(err)
+	if answered && witness != "" {
+		witnessed.Answered(ctx, l.cfg.Key.Type, l.cfg.Key.ID)
+	}
 	if err != nil {
-		if !objects.Answered(err) {
+		if !answered {
 			l.memory.AddOrphan(term.id, orphan{term: term}, false, l.cfg.TTL)
 		}
 		return nil, err

@@ -61,6 +61,31 @@ func TestThePageShowsTheManifests(t *testing.T) {
 	}
 }
 
+// The API server knows each field of the sidecar's manifest, and would create the pods. No kubelet has run them.
+func TestTheManifestOfAWitnessIsAccepted(t *testing.T) {
+	t.Parallel()
+	manifest, err := os.ReadFile("../examples/kubernetes/witness.yaml")
+	require.NoError(t, err)
+	page, err := os.ReadFile("../docs/witness.md")
+	require.NoError(t, err)
+	pod := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindStringSubmatch(string(page))[1]
+	require.Contains(t, string(manifest), regexp.MustCompile(`(?m)^`).ReplaceAllString(strings.TrimSpace(pod), "      "))
+	c := running(t)
+	path := "/apis/apps/v1/namespaces/" + c.namespace(t) + "/deployments?dryRun=All&fieldValidation=Strict"
+	for text, want := range map[string]int{
+		string(manifest): http.StatusCreated,
+		strings.Replace(string(manifest), "restartPolicy: Always", "restartPolicy: Sometimes", 1): http.StatusUnprocessableEntity,
+		strings.Replace(string(manifest), "mountPath: /run", "mountsPath: /run", 1):               http.StatusBadRequest,
+	} {
+		resp, err := c.kube.Client.Post(c.kube.URL.String()+path, "application/yaml", strings.NewReader(text))
+		require.NoError(t, err)
+		answer, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		resp.Body.Close()
+		require.Equal(t, want, resp.StatusCode, "%s", answer)
+	}
+}
+
 // accountClient returns a client of a service account.
 func (c *cluster) accountClient(t testing.TB, ns, name string) *http.Client {
 	t.Helper()

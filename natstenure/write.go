@@ -213,6 +213,22 @@ func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) (er
 	return err
 }
 
+// Overtake makes the servers refuse each acquire of a lease with this key that any process has sent before, and that
+// they have not stored yet: it writes once more that there is no object, and an acquire names the write that it
+// follows. If there is an object, it returns [tenure.ErrExists]. A witness calls it for a process that is dead.
+func (s *Store) Overtake(ctx context.Context, key tenure.Key) (err error) {
+	defer s.opError(ctx, &err, "overtake", key)
+	if err := cmp.Or(key.Validate(), s.checkWrite(key), ctx.Err()); err != nil {
+		return err
+	}
+	_, err = s.write(ctx, key, func(before state) error {
+		return tenure.IfAbsent().Check(key, before.version())
+	}, func(before state) (meta, []byte) {
+		return meta{Type: key.Type, ID: key.ID, Name: before.Name, Deleted: true}, nil
+	})
+	return err
+}
+
 // write replaces what the stream has for a key, if check allows it, with what make makes of it. If
 // this process knows the state, it does not read first, because the server compares.
 func (s *Store) write(ctx context.Context, key tenure.Key, check func(before state) error, make func(before state) (meta, []byte)) (tenure.Object, error) {

@@ -11,11 +11,11 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
-// longestDrain limits the wait for the end of the program's sessions.
+// longestDrain is how long the witness waits for the program's sessions to end, before it tries again.
 const longestDrain = time.Second
 
-// appName returns the PGAPPNAME of the program. Drivers give it to each connection that has no name of its own, so
-// that the sessions of a program that is dead can be found.
+// appName returns the program's PGAPPNAME. Drivers use it for each connection that has no application_name of its own,
+// which is how the witness finds the program's sessions.
 func (w *witness) appName(name string) string {
 	const most = 63 // of Postgres
 	return name[:min(len(name), most-len(w.tag())-1)] + "/" + w.tag()
@@ -23,10 +23,10 @@ func (w *witness) appName(name string) string {
 
 func (w *witness) tag() string { return w.name[:16] }
 
-// ofProgram is the program's sessions. A pooler may have added something to the name.
+// ofProgram selects the program's sessions. A pooler may have added something to the name.
 const ofProgram = `FROM pg_stat_activity WHERE strpos(application_name, $1) > 0`
 
-// pool returns the pool by which sessions are ended, or nil.
+// pool returns the pool through which the program's sessions are ended, or nil if none are.
 func (w *witness) pool(store tenure.Store) *pgxpool.Pool {
 	if store, ok := store.(interface{ Pool() *pgxpool.Pool }); ok && !w.cfg.NoDrain {
 		return store.Pool()
@@ -34,27 +34,26 @@ func (w *witness) pool(store tenure.Store) *pgxpool.Pool {
 	return nil
 }
 
-// drain ends the sessions of the dead program: a statement that the server still executes would be committed when
-// the next job has begun. Found says whether there were any.
-func (w *witness) drain(ctx context.Context, store tenure.Store) (found bool, err error) {
+// drain ends the sessions of the dead program. Otherwise the server would complete the statements that it still
+// executes for them, when the next job has begun.
+func (w *witness) drain(ctx context.Context, store tenure.Store) error {
 	pool := w.pool(store)
 	if pool == nil {
-		return false, nil
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, longestDrain)
 	defer cancel()
 	for {
-		// A session leaves the view after its transaction has ended. That it can't be ended may mean that it just has.
+		// A session leaves the view after its transaction has ended. If it cannot be ended, it may just have ended itself.
 		var left int
-		if err := pool.QueryRow(ctx, `SELECT count(pg_terminate_backend(pid)) `+ofProgram, w.tag()).Scan(&left); err != nil {
-			return found, err
-		}
-		if left == 0 {
-			return found, nil
-		}
-		found = true
-		if !pace.Sleep(ctx, time.Millisecond) {
-			return found, fmt.Errorf("%d sessions of the program have not ended within %v", left, longestDrain)
+		err := pool.QueryRow(ctx, `SELECT count(pg_terminate_backend(pid)) `+ofProgram, w.tag()).Scan(&left)
+		switch {
+		case err != nil:
+			return fmt.Errorf("end the program's sessions: %w", err)
+		case left == 0:
+			return nil
+		case !pace.Sleep(ctx, time.Millisecond):
+			return fmt.Errorf("end the program's sessions: %d are left after %v", left, longestDrain)
 		}
 	}
 }

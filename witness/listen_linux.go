@@ -14,11 +14,11 @@ import (
 
 const soPeerPIDFD = 77
 
-// Listen is the witness of processes that connect to the socket with that path, until ctx is done: those whose
-// environment has the path in TENURE_WITNESS, and that are the first of a container (PID 1). When such a process has
-// died, the kernel has ended its whole container. Listen is for a sidecar, which survives when memory runs
-// out; it may be in another container that shares only the socket's directory. It needs Linux 6.5. Only processes of this
-// user may connect.
+// Listen is the witness of all processes that connect to the socket with this path, until ctx is done. A process connects
+// if its environment variable TENURE_WITNESS is the path, and if it is the first process of a container (PID 1): when that
+// is dead, the kernel has killed the whole container. Listen is for a sidecar, which survives when the program's container
+// runs out of memory, and shares only the socket's directory with it. It needs Linux 6.5. Only processes of this user may
+// connect.
 func Listen(ctx context.Context, cfg Config, path string) error {
 	cfg, err := cfg.withDefaults()
 	if err == nil {
@@ -55,7 +55,7 @@ func Listen(ctx context.Context, cfg Config, path string) error {
 	}
 }
 
-// canListen returns an error on a kernel that does not say for certain who connects.
+// canListen returns an error if the kernel cannot identify the process that connects.
 func canListen() error {
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -70,7 +70,7 @@ func canListen() error {
 	return peer.Close()
 }
 
-// peerOf returns a handle of the process that has connected, whatever its namespace.
+// peerOf returns a pidfd of the process that has connected, which may be in another namespace.
 func peerOf(fd int) (*os.File, error) {
 	pidfd, err := syscall.GetsockoptInt(fd, syscall.SOL_SOCKET, soPeerPIDFD)
 	if err != nil {
@@ -79,7 +79,7 @@ func peerOf(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(pidfd), "process"), nil
 }
 
-// serve is the witness of one process.
+// serve is the witness of the process that has connected.
 func serve(ctx context.Context, cfg Config, conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -99,7 +99,7 @@ func serve(ctx context.Context, cfg Config, conn *net.UnixConn) error {
 	if int(user.Uid) != os.Getuid() {
 		return fmt.Errorf("a process of user %d has connected, and this one is of user %d", user.Uid, os.Getuid())
 	}
-	cfg.NoDrain = true // this process does not make the environment of that one
+	cfg.NoDrain = true // the process has its environment, and so its PGAPPNAME, from somebody else
 	w := &witness{cfg: cfg, name: newName(), keys: newKeys()}
 	defer w.open.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -117,13 +117,13 @@ func serve(ctx context.Context, cfg Config, conn *net.UnixConn) error {
 		return nil
 	}
 	died := time.Now()
-	conn.CloseRead() // all that the dead have said can still be read
+	conn.CloseRead() // the lines that were sent can still be read
 	<-heard
 	w.release(ctx, died, -1)
 	return nil
 }
 
-// awaitDeath returns when a process is dead, or ctx is done. The first process of a container is dead when all the others are.
+// awaitDeath returns when a process is dead, or ctx is done. The first process of a container dies last.
 func awaitDeath(ctx context.Context, process *os.File) {
 	poll := struct {
 		fd              int32

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"slices"
 	"sync"
 	"time"
 
@@ -23,19 +22,21 @@ const (
 	// pingInterval is the time between two calls that keep the connection to the store alive.
 	pingInterval = 10 * time.Second
 
-	// mostKeys is how many keys are kept at least: of a program that has competed for more, those
-	// that it has named last.
-	mostKeys = 100_000
-)
+	// The pause before the witness looks again for a lease that it could not release doubles from the first to the last.
+	firstPause = 20 * time.Millisecond
+	lastPause  = 500 * time.Millisecond
 
-// again is how long after the first look the witness looks for a lease again: an acquire may have been on its way when
-// the process died.
-var again = []time.Duration{100 * time.Millisecond, time.Second}
+	// longestFlight is how long after the death the witness looks for a lease whose acquire was under way then.
+	longestFlight = 2 * time.Second
+)
 
 // unused is the key of an object that never exists.
 var unused = tenure.Key{Type: "tenure.witness", ID: "unused"}
 
-// witness knows what the processes of one name compete for.
+// errUnderWay means that there is nothing to release, but that an acquire of the program may still be completed.
+var errUnderWay = errors.New("an acquire is under way")
+
+// witness is the witness of one program.
 type witness struct {
 	cfg  Config
 	name string // in records
@@ -46,61 +47,26 @@ type witness struct {
 	open    sync.WaitGroup
 }
 
-// keys are those that were told.
-type keys struct {
-	latest, before map[tenure.Key]int // two generations; the numbers grow
-	told           int
-	wakes          map[tenure.Key]bool
+// overtaker is a store whose server can complete an acquire long after the process that has sent it is dead. Overtake
+// makes the server refuse such an acquire, or returns [tenure.ErrExists] if there is a record.
+type overtaker interface {
+	Overtake(ctx context.Context, key tenure.Key) error
 }
 
-func newKeys() *keys {
-	return &keys{latest: make(map[tenure.Key]int), wakes: make(map[tenure.Key]bool)}
-}
-
-func (k *keys) add(key tenure.Key) {
-	if len(k.latest) >= mostKeys {
-		k.before, k.latest = k.latest, make(map[tenure.Key]int)
-	}
-	k.told++
-	k.latest[key] = k.told
-	delete(k.before, key)
-}
-
-// all returns sessions, which stand for many keys and are told once, and then the other keys, each beginning with the
-// last that was told: a program may have had more keys than can be looked at in time, most of which it has released.
-func (k *keys) all() []tenure.Key {
-	type told struct {
-		key tenure.Key
-		at  int
-	}
-	var all []told
-	for _, generation := range []map[tenure.Key]int{k.latest, k.before} {
-		for key, at := range generation {
-			if key.Type == objects.SessionType {
-				at += k.told
-			}
-			all = append(all, told{key, at})
-		}
-	}
-	slices.SortFunc(all, func(a, b told) int { return b.at - a.at })
-	sorted := make([]tenure.Key, len(all))
-	for i := range all {
-		sorted[i] = all[i].key
-	}
-	return sorted
-}
-
-// note notes what the program tells. At the first key it opens the store.
+// note notes a line of the program. At the first key it opens the store.
 func (w *witness) note(ctx context.Context, text []byte) {
 	var line witnessed.Line
 	if json.Unmarshal(text, &line) != nil {
 		return // of a later version
 	}
-	if line.Wake != nil {
-		w.keys.wakes[tenure.Key{Type: line.Wake[0], ID: line.Wake[1]}] = true
-	}
-	if line.Key != nil {
-		w.keys.add(tenure.Key{Type: line.Key[0], ID: line.Key[1]})
+	key := func(of [2]string) tenure.Key { return tenure.Key{Type: of[0], ID: of[1]} }
+	switch none := [2]string{}; {
+	case line.Wake != none:
+		w.keys.wakes[key(line.Wake)] = true
+	case line.Answered != none:
+		w.keys.answered(key(line.Answered))
+	case line.Key != none:
+		w.keys.acquires(key(line.Key))
 		w.opening.Do(func() {
 			w.opened = make(chan tenure.Store, 1)
 			w.open.Go(func() { w.openStore(ctx) })
@@ -134,7 +100,9 @@ func (w *witness) openStore(ctx context.Context) {
 	}
 	for ctx.Err() == nil {
 		calling, cancel := context.WithTimeout(ctx, pingInterval)
-		_, _ = w.releaseKey(calling, store, unused, 0) // which does all but write
+		if lease, err := w.lease(store, unused); err == nil {
+			_, _ = lease.ReleaseDead(calling, w.name, 0) // which does all but write
+		}
 		if pool := w.pool(store); pool != nil {
 			_, _ = pool.Exec(calling, `SELECT `+ofProgram, w.tag())
 		}
@@ -143,140 +111,140 @@ func (w *witness) openStore(ctx context.Context) {
 	}
 }
 
-// outcome is what became of the keys.
-type outcome struct {
-	released, left, failed tally
-	wake                   chan struct{} // receives when sessions were released
+// release releases the leases of the program when nothing of it is left. It takes Settle and ReleaseTimeout at most, and
+// may wake waiting sessions for another second.
+func (w *witness) release(ctx context.Context, died time.Time, status int) {
+	if w.opened == nil {
+		return // the program has never competed
+	}
+	ctx, cancel := context.WithDeadline(ctx, died.Add(w.cfg.Settle+w.cfg.ReleaseTimeout))
+	defer cancel()
+	pace.Sleep(ctx, w.cfg.Settle)
+	store, err := w.prepare(ctx)
+	if err != nil {
+		w.cfg.Logger.Error("failed to release leases; they will expire", "status", status, "error", err)
+		return
+	}
+	var released, left, failed tally
+	keys, pause := w.keys.all(), pace.Doubling{}
+	for {
+		errs := w.look(ctx, store, keys, died)
+		failed = tally{}
+		var again []tenure.Key
+		for i, err := range errs {
+			switch {
+			case err == nil:
+				released.add(nil)
+			case errors.Is(err, tenure.ErrHeld):
+				left.add(err)
+			case errors.Is(err, errUnderWay) && time.Since(died) < longestFlight:
+				again = append(again, keys[i])
+			case !errors.Is(err, errUnderWay) && !errors.Is(err, tenure.ErrNotFound):
+				failed.add(err)
+				again = append(again, keys[i])
+			}
+		}
+		if keys = again; len(keys) == 0 || !pace.Sleep(ctx, pause.Next(0, firstPause, lastPause)) {
+			break
+		}
+	}
+	if left.n > 0 {
+		w.cfg.Logger.Warn("leases are left to expire", "leases", left.n, "error", left.err)
+	}
+	if failed.n > 0 {
+		w.cfg.Logger.Error("failed to release leases; they will expire", "leases", failed.n, "error", failed.err)
+	}
+	w.cfg.Logger.Info("program ended", "status", status, "released", released.n, "left_to_expire", left.n,
+		"failed", failed.n, "took", time.Since(died).Round(100*time.Microsecond))
 }
 
-// tally counts keys, and keeps one error of them.
+// tally counts leases, and keeps the first error.
 type tally struct {
-	mu  sync.Mutex
 	n   int
 	err error
 }
 
-func (t *tally) add(n int, err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.n, t.err = t.n+n, cmp.Or(t.err, err)
-}
+func (t *tally) add(err error) { t.n, t.err = t.n+1, cmp.Or(t.err, err) }
 
-// release releases all leases of processes that have died. Nothing of them is left. It takes Settle and ReleaseTimeout
-// from then on at most, and may send wakes for another second.
-func (w *witness) release(ctx context.Context, died time.Time, status int) {
-	if w.opened == nil {
-		return // it never competed
-	}
-	deadline := died.Add(w.cfg.Settle + w.cfg.ReleaseTimeout)
-	ctx, cancel := context.WithDeadline(ctx, deadline)
-	defer cancel()
-	pace.Sleep(ctx, w.cfg.Settle)
-	var store tenure.Store
+// prepare waits until the store is open, and ends the program's sessions in it.
+func (w *witness) prepare(ctx context.Context) (store tenure.Store, err error) {
 	select {
 	case store = <-w.opened:
 	case <-ctx.Done():
-		w.cfg.Logger.Error("the store did not answer; the leases of the program have to expire", "status", status)
-		return
+		return nil, errors.New("the store could not be opened in time")
 	}
-	drained := false
 	for failures := 0; ; failures++ {
-		var err error
-		if drained, err = w.drain(ctx, store); err == nil {
-			break
-		}
-		if !pace.Sleep(ctx, pace.Retry(20*time.Millisecond, 500*time.Millisecond, failures)) {
-			w.cfg.Logger.Error("failed to end the Postgres sessions of the program; its leases have to expire", "status", status, "error", err)
-			return
+		if err = w.drain(ctx, store); err == nil || !pace.Sleep(ctx, pace.Retry(firstPause, lastPause, failures)) {
+			return store, err
 		}
 	}
-	looks := again
-	if status == 0 || drained { // then nothing is on its way
-		looks = nil
-	}
-	result := outcome{wake: make(chan struct{}, 1)}
-	var waking, releasing sync.WaitGroup
-	waking.Go(func() {
-		// A session that was released when the time was up is not to wait for its wake.
-		ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline.Add(time.Second))
-		defer cancel()
-		for range result.wake {
-			var sending sync.WaitGroup
-			for key := range w.keys.wakes {
-				sending.Go(func() { _ = tenure.Wake(ctx, store, key) })
-			}
-			sending.Wait()
-		}
-	})
-	turn := make(chan struct{}, atOnce)
-	keys := w.keys.all()
+}
+
+// look releases the leases with these keys, if the program holds them, and wakes those who wait for a session's keys. For
+// each key it returns the error of releaseKey.
+func (w *witness) look(ctx context.Context, store tenure.Store, keys []tenure.Key, died time.Time) []error {
+	errs := make([]error, len(keys))
+	slots := make(chan struct{}, atOnce)
+	var looking sync.WaitGroup
 	for i, key := range keys {
-		turn <- struct{}{}
-		if err := ctx.Err(); err != nil {
-			result.failed.add(len(keys)-i, err)
-			break
+		slots <- struct{}{}
+		if errs[i] = ctx.Err(); errs[i] != nil {
+			<-slots
+			continue
 		}
-		releasing.Go(func() {
-			done := w.settle(ctx, store, key, died, &result)
-			<-turn
-			for look := 0; !done && look < len(looks) && pace.Sleep(ctx, looks[look]-time.Since(died)); look++ {
-				turn <- struct{}{}
-				if ctx.Err() == nil {
-					done = w.settle(ctx, store, key, died, &result)
-				}
-				<-turn
+		looking.Go(func() {
+			defer func() { <-slots }()
+			errs[i] = w.releaseKey(ctx, store, key, died)
+			// Also a session that is gone was perhaps released, by a delete whose answer was lost.
+			if err := errs[i]; key.Type == objects.SessionType && (err == nil || errors.Is(err, tenure.ErrNotFound)) {
+				w.wake(ctx, store)
 			}
 		})
 	}
-	releasing.Wait()
-	close(result.wake)
-	waking.Wait()
-	if result.left.n > 0 {
-		w.cfg.Logger.Warn("leases are left to expire", "leases", result.left.n, "error", result.left.err)
-	}
-	if result.failed.n > 0 {
-		w.cfg.Logger.Error("failed to release leases; they will expire", "leases", result.failed.n, "error", result.failed.err)
-	}
-	w.cfg.Logger.Info("program ended", "status", status, "released", result.released.n, "left_to_expire", result.left.n,
-		"failed", result.failed.n, "took", time.Since(died).Round(100*time.Microsecond))
+	looking.Wait()
+	return errs
 }
 
-// settle releases the lease with a key, if it is a dead process's. It reports whether it has decided about one.
-func (w *witness) settle(ctx context.Context, store tenure.Store, key tenure.Key, died time.Time, result *outcome) (decided bool) {
-	for failures := 0; ; failures++ {
-		older := max(0, w.cfg.Young)
-		if older > 0 {
-			older += time.Since(died)
-		}
-		released, err := w.releaseKey(ctx, store, key, older)
-		// What is gone after an error was perhaps released, and the answer lost.
-		if key.Type == objects.SessionType && err == nil && (released || failures > 0) {
-			select {
-			case result.wake <- struct{}{}:
-			default: // those who wait will be woken yet
-			}
-		}
-		switch {
-		case released:
-			result.released.add(1, nil)
-			return true
-		case errors.Is(err, tenure.ErrHeld):
-			result.left.add(1, err)
-			return true
-		case err == nil:
-			return false
-		case !pace.Sleep(ctx, pace.Retry(20*time.Millisecond, 500*time.Millisecond, failures)):
-			result.failed.add(1, err)
-			return true
-		}
-	}
-}
-
-// releaseKey releases the lease with a key, if it is a dead process's.
-func (w *witness) releaseKey(ctx context.Context, store tenure.Store, key tenure.Key, older time.Duration) (bool, error) {
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: "witness", Expiry: tenure.Observed, Logger: w.cfg.Logger})
+// releaseKey releases the lease with a key, if the program holds it. [tenure.ErrHeld] means that the lease is left to
+// expire, and [tenure.ErrNotFound] that the program does not hold it, and will not.
+func (w *witness) releaseKey(ctx context.Context, store tenure.Store, key tenure.Key, died time.Time) error {
+	lease, err := w.lease(store, key)
 	if err != nil {
-		return false, err
+		return err
 	}
-	return lease.ReleaseDead(ctx, w.name, older)
+	older := max(0, w.cfg.Young)
+	if older > 0 {
+		older += time.Since(died)
+	}
+	released, err := lease.ReleaseDead(ctx, w.name, older)
+	switch {
+	case released || err != nil:
+		return err
+	case w.keys.named[key].underWay <= 0:
+		return tenure.ErrNotFound
+	}
+	if overtaker, ok := store.(overtaker); ok {
+		switch err := overtaker.Overtake(ctx, key); {
+		case err == nil:
+			return tenure.ErrNotFound
+		case !errors.Is(err, tenure.ErrExists):
+			return err
+		}
+	}
+	return errUnderWay
+}
+
+func (w *witness) lease(store tenure.Store, key tenure.Key) (*tenure.Lease, error) {
+	return tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: "witness", Expiry: tenure.Observed, Logger: w.cfg.Logger})
+}
+
+// wake wakes those who wait for keys of a session, even if the time for releases is up.
+func (w *witness) wake(ctx context.Context, store tenure.Store) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	var sending sync.WaitGroup
+	for key := range w.keys.wakes {
+		sending.Go(func() { _ = tenure.Wake(ctx, store, key) })
+	}
+	sending.Wait()
 }

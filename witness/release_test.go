@@ -15,6 +15,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/witnessed"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -73,10 +74,16 @@ func newDead(t *testing.T) *dead {
 	return d
 }
 
+// acquired is what the program says of an acquire that was answered.
+func (d *dead) acquired(key tenure.Key) {
+	d.keys.acquires(key)
+	d.keys.answered(key)
+}
+
 // holds makes the program the holder of a key.
 func (d *dead) holds(kind, id string) {
 	key := tenure.Key{Type: kind, ID: id}
-	d.keys.add(key)
+	d.acquired(key)
 	_, err := d.Store.PutIf(d.Context(), tenure.Object{
 		Key: key, Payload: []byte(`{"holder":"a","acquired_at_ms":1,"term":"0b9c2f6e-7c39-4f3e-9d4e-2f1f4a5b6c7d","ttl_ms":30000,"witness":"w"}`),
 	}, tenure.IfAbsent())
@@ -98,7 +105,7 @@ func (d *dead) left(kind, id string) bool {
 
 func TestWhoWaitsForTheKeysOfASessionIsWokenWhenThatIsReleased(t *testing.T) {
 	for name, prepare := range map[string]func(*dead){
-		"other keys are looked for again":  func(d *dead) { d.keys.add(tenure.Key{Type: "lease", ID: "released"}) },
+		"other keys are looked for again":  func(d *dead) { d.keys.acquires(tenure.Key{Type: "lease", ID: "under way"}) },
 		"the answer of the delete is lost": func(d *dead) { d.losing = new(sync.Once) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -111,7 +118,7 @@ func TestWhoWaitsForTheKeysOfASessionIsWokenWhenThatIsReleased(t *testing.T) {
 				require.False(t, d.left(objects.SessionType, "s"))
 				select {
 				case at := <-d.woken:
-					require.Less(t, at.Sub(died), again[0], "after the next look")
+					require.Less(t, at.Sub(died), longestFlight/2, "after the last look")
 				default:
 					require.Fail(t, "nobody was woken")
 				}
@@ -160,7 +167,7 @@ func TestManyKeysOfThePastDoNotHoldUpTheRelease(t *testing.T) {
 		d.latency = 50 * time.Millisecond
 		d.holds(objects.SessionType, "s")
 		for i := range 6_000 {
-			d.keys.add(tenure.Key{Type: "lease", ID: fmt.Sprint("old", i)})
+			d.acquired(tenure.Key{Type: "lease", ID: fmt.Sprint("old", i)})
 		}
 		for i := range 20 {
 			d.holds("lease", fmt.Sprint(i))
@@ -193,5 +200,74 @@ func TestAnOpenThatReturnsNothingIsRetriedAsAnErrorIs(t *testing.T) {
 		require.Contains(t, d.log.String(), "neither a store nor an error")
 		cancel()
 		synctest.Wait()
+	})
+}
+
+// acquire has the program send an acquire, which the store completes later, and waits until it is sent.
+func (d *dead) acquire(key tenure.Key, later time.Duration) {
+	sent := make(chan struct{})
+	store := storetest.Faulty(d.Store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+		if call.Op == "put" {
+			close(sent)
+			time.Sleep(later)
+		}
+		return do(context.WithoutCancel(ctx))
+	})
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: "dead"})
+	require.NoError(d, err)
+	d.keys.acquires(key)
+	go lease.TryAcquire(witnessed.Own(witnessed.With(d.Context(), "w")))
+	<-sent
+}
+
+func TestAnAcquireThatIsCompletedAfterTheDeathIsFound(t *testing.T) {
+	for _, later := range []time.Duration{0, 50 * time.Millisecond, time.Second, 3 * time.Second / 2} {
+		synctest.Test(t, func(t *testing.T) {
+			d := newDead(t)
+			d.acquire(tenure.Key{Type: "lease", ID: "web"}, later)
+			require.Less(t, d.dies(), DefaultReleaseTimeout)
+			time.Sleep(later)
+			require.False(t, d.left("lease", "web"), "completed after %v: %s", later, d.log.String())
+		})
+	}
+}
+
+// overtaking is a store that can refuse what was sent before.
+type overtaking struct {
+	wakeable
+	overtaken map[tenure.Key]bool
+}
+
+func (s overtaking) Overtake(_ context.Context, key tenure.Key) error {
+	if _, err := s.Store.Get(context.Background(), key); err == nil {
+		return tenure.ErrExists
+	}
+	s.overtaken[key] = true
+	return nil
+}
+
+// A store that can refuse a late acquire does so, and the restart of the program does not wait for it.
+func TestAnAcquireThatMayBeCompletedLateIsOvertaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDead(t)
+		store := overtaking{d.wakeable, make(map[tenure.Key]bool)}
+		free, held := tenure.Key{Type: "lease", ID: "free"}, tenure.Key{Type: "lease", ID: "held"}
+		d.keys.acquires(free)
+		d.acquire(held, 0) // whose answer the program did not hear
+		synctest.Wait()
+		d.opened <- store
+		died := time.Now()
+		d.release(t.Context(), died, 137)
+		require.Zero(t, time.Since(died))
+		require.Equal(t, map[tenure.Key]bool{free: true}, store.overtaken)
+		require.False(t, d.left("lease", "held"))
+	})
+}
+
+func TestARestartDoesNotWaitForAnAcquireThatWasAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDead(t)
+		d.acquired(tenure.Key{Type: "lease", ID: "another's"})
+		require.Zero(t, d.dies())
 	})
 }

@@ -58,7 +58,7 @@ func run(cfg Config, program string, args []string) (status int, err error) {
 		if terminal {
 			takeTerminal()
 		}
-		if err != nil { // this process may be the program now
+		if err != nil { // this process may become the program
 			keep()
 			proctree.ResignAsSubreaper()
 		}
@@ -85,25 +85,20 @@ func run(cfg Config, program string, args []string) (status int, err error) {
 	}()
 	w.attend(tree, signals)
 
-	died := time.Now()
-	code := tree.Status().ExitStatus()
-	if tree.Status().Signaled() {
-		code = 128 + int(tree.Status().Signal())
-	}
-	burying, stop := context.WithTimeout(ctx, cfg.ReleaseTimeout)
+	died, code := time.Now(), proctree.Code(tree.Status())
+	killing, stop := context.WithTimeout(ctx, cfg.ReleaseTimeout)
 	defer stop()
-	if !isGone(burying, tree) {
-		cfg.Logger.Error("processes that the program has started cannot be killed; its leases have to expire", "status", code)
+	if !killAll(killing, tree) {
+		cfg.Logger.Error("failed to kill processes that the program has started; its leases will expire", "status", code)
 		return code, nil
 	}
-	// The kernel keeps what the dead have said; nobody can say more.
-	here.CloseRead()
+	here.CloseRead() // the lines that were sent can still be read, and no process is left to send more
 	<-heard
 	w.release(ctx, died, code)
 	return code, nil
 }
 
-// attend passes signals on to the program until it has ended.
+// attend passes signals on to the program until the program has ended.
 func (w *witness) attend(tree *proctree.Tree, signals <-chan os.Signal) {
 	var kill <-chan time.Time
 	for {
@@ -117,14 +112,14 @@ func (w *witness) attend(tree *proctree.Tree, signals <-chan os.Signal) {
 			}
 		case <-kill:
 			tree.Kill()
-			kill = time.After(20 * time.Millisecond) // it may have started more meanwhile
+			kill = time.After(20 * time.Millisecond) // it may have started more processes meanwhile
 		}
 	}
 }
 
-// isGone kills what the program has left behind, and reports whether nothing of it is left. That is certain: each
-// orphan becomes a child of this process, so when there is no child, there is no descendant, and none can appear.
-func isGone(ctx context.Context, tree *proctree.Tree) bool {
+// killAll kills the processes that the program has left behind, and reports whether all of them are gone. Then none can
+// appear again: each orphan becomes a child of this process, so without a child there is no descendant.
+func killAll(ctx context.Context, tree *proctree.Tree) bool {
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
 		select {
 		case <-tree.Gone():
@@ -137,9 +132,9 @@ func isGone(ctx context.Context, tree *proctree.Tree) bool {
 	}
 }
 
-// listen notes what the program tells until it is dead, and then the rest.
+// listen notes the lines of the program until its end of the socket is closed.
 func (w *witness) listen(ctx context.Context, from *net.UnixConn) {
-	line := make([]byte, 1<<18) // the kernel sends none that is longer
+	line := make([]byte, 1<<18) // the longest that the kernel sends
 	for {
 		n, err := from.Read(line)
 		if n == 0 || err != nil {
@@ -149,7 +144,7 @@ func (w *witness) listen(ctx context.Context, from *net.UnixConn) {
 	}
 }
 
-// socketPair returns both ends of a connection that keeps lines apart, and the inode of the other one.
+// socketPair returns the two ends of a connection that keeps lines apart, and the inode of the second.
 func socketPair() (here *net.UnixConn, there *os.File, inode uint64, err error) {
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -170,25 +165,24 @@ func socketPair() (here *net.UnixConn, there *os.File, inode uint64, err error) 
 	return conn.(*net.UnixConn), there, stat.Ino, nil
 }
 
-// newName returns a name that no other witness has. It need not be secret: a process counts as the witness's only if
-// it has its socket.
+// newName returns a name that no other witness has. It need not be secret: without the socket, the name is of no use.
 func newName() string {
 	var name [16]byte
 	rand.Read(name[:])
 	return hex.EncodeToString(name[:])
 }
 
-// passOn returns the signals that are for the program, and a func after which they are this process's own.
+// passOn returns the signals to pass on to the program, and a func that makes this process handle them as before.
 func passOn() (signals chan os.Signal, keep func()) {
 	own := []syscall.Signal{
-		syscall.SIGKILL, syscall.SIGSTOP, // nobody gets these
-		syscall.SIGCHLD, syscall.SIGURG, syscall.SIGPROF, 32, 33, // for this process, and its runtime
+		syscall.SIGKILL, syscall.SIGSTOP, // which cannot be caught
+		syscall.SIGCHLD, syscall.SIGURG, syscall.SIGPROF, 32, 33, // for this process and its runtime
 		syscall.SIGILL, syscall.SIGTRAP, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGSEGV,
 		syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGCONT, syscall.SIGPIPE,
 	}
 	signals = make(chan os.Signal, 64)
 	for sig := syscall.Signal(1); sig <= 64; sig++ {
-		if !slices.Contains(own, sig) && !signal.Ignored(sig) { // the program inherits what is ignored
+		if !slices.Contains(own, sig) && !signal.Ignored(sig) { // the program ignores it, too
 			signal.Notify(signals, sig)
 		}
 	}
@@ -202,8 +196,8 @@ func passOn() (signals chan os.Signal, keep func()) {
 	}
 }
 
-// inherited returns the descriptors of the program: those that it would have without a witness, at their numbers, for
-// example sockets of systemd, and the socket at the first free one.
+// inherited returns the descriptors of the program: all that it would have without a witness, such as the sockets of
+// systemd, at the same numbers, and the witness's socket at the first free number.
 func inherited(socket uintptr) (files []uintptr, at int, err error) {
 	const closed = ^uintptr(0)
 	entries, err := os.ReadDir("/proc/self/fd")
@@ -233,8 +227,8 @@ func inherited(socket uintptr) (files []uintptr, at int, err error) {
 	return files, at, nil
 }
 
-// hasTerminal reports whether this process is in the foreground of the terminal that is its input. The program, which
-// gets a group of its own, is then.
+// hasTerminal reports whether this process is in the foreground of the terminal that is its standard input. Then the
+// program, which has a process group of its own, has to be put there.
 func hasTerminal() bool {
 	var group int32
 	_, _, errno := syscall.Syscall(syscall.SYS_IOCTL, 0, syscall.TIOCGPGRP, uintptr(unsafe.Pointer(&group)))
@@ -243,18 +237,18 @@ func hasTerminal() bool {
 
 // takeTerminal puts this process into the foreground of the terminal again.
 func takeTerminal() {
-	signal.Ignore(syscall.SIGTTOU) // that it is in the background now does not stop it
+	signal.Ignore(syscall.SIGTTOU) // which would stop this process, because it is in the background
 	defer signal.Reset(syscall.SIGTTOU)
 	group := int32(syscall.Getpgrp())
 	syscall.Syscall(syscall.SYS_IOCTL, 0, syscall.TIOCSPGRP, uintptr(unsafe.Pointer(&group)))
 }
 
-// unprotect makes the kernel kill the program rather than its witness when memory runs out, if the witness is
-// protected from that.
+// unprotect makes the kernel kill the program and not the witness when memory runs out, if the witness is protected: the
+// program has inherited the protection.
 func unprotect(pid int) {
 	const file = "/proc/%s/oom_score_adj"
 	own, err := os.ReadFile(fmt.Sprintf(file, "self"))
 	if err == nil && strings.HasPrefix(string(own), "-") {
-		_ = os.WriteFile(fmt.Sprintf(file, strconv.Itoa(pid)), []byte("0"), 0) // raising it is always allowed, if the program still runs
+		_ = os.WriteFile(fmt.Sprintf(file, strconv.Itoa(pid)), []byte("0"), 0) // it fails only if the program has ended
 	}
 }

@@ -10,7 +10,7 @@ import (
 
 const supported = false
 
-var errUnsupported = fmt.Errorf("%w: only on Linux can a process prove that another and all that it has started are dead", errors.ErrUnsupported)
+var errUnsupported = fmt.Errorf("%w: only Linux can prove that a program and all processes that it has started are dead", errors.ErrUnsupported)
 
 func run(Config, string, []string) (int, error) {
 	return 0, fmt.Errorf("witness: run: %w", errUnsupported)

@@ -1,8 +1,9 @@
-// Package witness makes a crash cost milliseconds instead of the TTL. A witness is the parent of the program that
-// holds leases. When the program has died, for whatever reason, its witness ends all that the program has left
-// behind, which the kernel proves, and then releases the program's leases and sessions, so that another replica works at
-// once, at any TTL. It never releases for a process that lives, and where it cannot prove the death, or fails itself,
-// the leases expire as they would without it. The page docs/witness.md says what it can do, and what it cannot.
+// Package witness makes a crash cost milliseconds instead of the TTL. A witness is the parent process of a program that
+// holds leases. When the program has died, for whatever reason, the witness kills the processes that the program has left
+// behind. The kernel proves that all of them are gone. Then the witness releases the program's leases and sessions, so
+// that another replica begins at once, at any TTL. It never releases the leases of a process that is alive. If it cannot
+// prove the death, or fails itself, the leases expire as they would without it. The page docs/witness.md describes what it
+// can do, and what it cannot.
 //
 // [Main], the first line of a program, makes it its own witness. The command does the same for any program that uses
 // the library:
@@ -34,33 +35,34 @@ const (
 // Config configures a witness. Only Open must be set.
 type Config struct {
 	// Open opens the store that the program uses. It is called when the program first competes for a lease, and
-	// again until it succeeds or the witness ends. It runs in the witness, which also collects the processes
-	// that it starts, so it should start none. [Run] does not wait until the store is closed.
+	// again until it succeeds or the witness ends. It should start no processes, because the witness would wait for
+	// them as for the program's. [Run] does not wait until the store is closed.
 	Open func(ctx context.Context) (tenure.Store, error)
 
-	// Young is the age below which a term is left to expire when its process dies. A job that crashes its process
-	// would otherwise crash one replica after the other. Default 10s; negative: none is too young.
+	// Young is the age below which a term is left to expire when its process dies. Otherwise a job that crashes its
+	// process would crash one replica after the other. Default 10s; negative: no term is too young.
 	Young time.Duration
 
-	// Settle is how long to wait between the death and the release, for requests that the program had sent.
-	// Default 0.
+	// Settle is how long the witness waits between the death and the release, so that requests of the program are
+	// completed. Default 0.
 	Settle time.Duration
 
-	// NoDrain leaves alone the Postgres sessions of a program that is dead. Otherwise they are ended before the
-	// release, so that no statement of the program is committed after the next job has begun: all those whose
-	// application_name contains what the witness has put into the program's PGAPPNAME, in the store's database
-	// server. It needs the role of the program, or pg_signal_backend. If they don't end within a second, nothing is released.
+	// NoDrain leaves the program's Postgres sessions alone. By default the witness ends them before the release, so that
+	// no statement of the program is committed after the next job has begun. It ends all sessions in the store's
+	// server whose application_name contains a tag that the witness has put into the program's PGAPPNAME. It needs the
+	// role of the program, or pg_signal_backend. If the sessions do not end in time, it releases nothing.
 	NoDrain bool
 
-	// StopTimeout is how long after a SIGTERM the program and all that it has started are killed. Default 0: they never are.
+	// StopTimeout is the time from a SIGTERM until the witness kills the program and all processes that it has started.
+	// Default 0: it never does.
 	StopTimeout time.Duration
 
-	// ReleaseTimeout limits the time from the program's end to the return of [Run], but for Settle, so that a restart
-	// is not held up if the store does not answer. Default 2s.
+	// ReleaseTimeout limits the time from the program's end, plus Settle, to the return of [Run], so that a restart of
+	// the program does not wait for a store that does not answer. Default 2s.
 	ReleaseTimeout time.Duration
 
 	Env    []string     // of the program; default os.Environ()
-	Logger *slog.Logger // default slog.Default(); it gets a line or two when the program has ended
+	Logger *slog.Logger // default slog.Default()
 }
 
 func (cfg Config) withDefaults() (Config, error) {
@@ -82,12 +84,12 @@ func (cfg Config) withDefaults() (Config, error) {
 //
 //	witness.Main(openStore)
 //
-// In the process that was started first it never returns. It starts the same executable again, with the same arguments,
-// as its child, passes signals on to it, and ends with its exit status, or with 128 plus the number of the signal that
-// killed it. In the child Main returns at once. It also does so under another witness, if the environment
-// variable TENURE_WITNESS is off, and on other systems than Linux.
+// In the first process it never returns. It starts the same executable with the same arguments as its child, passes
+// signals on to it, and exits with its exit status, or with 128 plus the number of the signal that killed it. In the child
+// it returns at once. It also returns at once under another witness, if the environment variable TENURE_WITNESS is "off",
+// and on systems other than Linux.
 //
-// Open is [Config].Open. What runs before Main, in init funcs, runs in both processes.
+// Open is [Config].Open. Code that runs before Main, such as init funcs, runs in both processes.
 func Main(open func(context.Context) (tenure.Store, error)) {
 	if os.Getenv(witnessed.Env) != "" {
 		witnessed.Adopt()
@@ -105,9 +107,10 @@ func Main(open func(context.Context) (tenure.Store, error)) {
 	os.Exit(status)
 }
 
-// Run starts a program, the first of the arguments, and is its witness until it has ended. It returns the program's exit
-// status, or 128 plus the number of the signal that killed it. The error says why the program was not started. Run
-// is for the main func of a program that does nothing else: it handles all signals, and collects all children.
+// Run starts a program, the first argument, with the other arguments, and is its witness until it has ended. It returns
+// the program's exit status, or 128 plus the number of the signal that killed it. An error means that the program was not
+// started. Call Run from the main func of a program that does nothing else: it handles all signals and collects all
+// children of this process.
 func Run(cfg Config, program ...string) (status int, err error) {
 	if len(program) == 0 {
 		return 0, fmt.Errorf("witness: run: %w: no program is given", tenure.ErrInvalid)

@@ -399,12 +399,17 @@ func TestASidecarReleasesWhenNothingOfAContainerIsLeft(t *testing.T) {
 	require.Equal(t, 0, sidecar.exits())
 }
 
-// What the server still executes for a dead program is not committed after the release. Without the drain it is, or this
-// would prove nothing.
+// What the server still executes for a dead program is not committed after the release, also if a pooler in transaction
+// mode is in between. Without the drain it is, or this would prove nothing.
 func TestNoStatementOfADeadProgramIsCommittedAfterTheRelease(t *testing.T) {
-	for _, drains := range []bool{true, false} {
-		s := newSite(t, kit.PostgresURL(t))
-		pool := kit.PostgresPool(t, s.url)
+	for name, drains := range map[string]bool{"drains": true, "drains through a pooler": true, "does not drain": false} {
+		direct := kit.PostgresURL(t)
+		url := direct
+		if strings.HasSuffix(name, "pooler") {
+			url = kit.StartBouncer(t, direct) + "&default_query_exec_mode=exec"
+		}
+		s := newSite(t, url)
+		pool := kit.PostgresPool(t, direct)
 		kit.ExecPostgres(t, pool, `CREATE TABLE late (n int)`)
 		a := s.start([]string{map[bool]string{true: "PGAPPNAME=a program with a name of more than sixty three bytes, which Postgres cuts", false: "WITNESS_TEST_NO_DRAIN=1"}[drains]}, "witness", "writes")
 		program, _ := a.begins()
@@ -423,7 +428,7 @@ func TestNoStatementOfADeadProgramIsCommittedAfterTheRelease(t *testing.T) {
 		})
 		var rows int
 		kit.WantErr(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM late`).Scan(&rows), nil)
-		require.Equal(t, map[bool]int{true: 0, false: 1}[drains], rows)
+		require.Equal(t, map[bool]int{true: 0, false: 1}[drains], rows, name)
 	}
 }
 

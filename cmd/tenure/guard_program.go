@@ -31,15 +31,19 @@ func (p *program) begin() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	go func() { p.left <- endingOf(<-p.tree.Gone()) }()
+	go func() {
+		<-p.tree.Gone()
+		p.left <- endingOf(p.tree.Status())
+	}()
 	return pid, nil
 }
 
 func endingOf(status syscall.WaitStatus) ending {
+	text := fmt.Sprintf("exit status %d", status.ExitStatus())
 	if status.Signaled() {
-		return ending{Status: 128 + int(status.Signal()), Text: "signal: " + status.Signal().String()}
+		text = "signal: " + status.Signal().String()
 	}
-	return ending{Status: status.ExitStatus(), Text: fmt.Sprintf("exit status %d", status.ExitStatus())}
+	return ending{Status: proctree.Code(status), Text: text}
 }
 
 func (p *program) pass(sig syscall.Signal) { p.tree.Signal(sig) }

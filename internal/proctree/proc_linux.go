@@ -9,8 +9,7 @@ import (
 	"unsafe"
 )
 
-// BecomeSubreaper makes this process the parent of all orphaned descendants, so that it can find
-// them.
+// BecomeSubreaper makes this process adopt its orphaned descendants, so that it can find them.
 func BecomeSubreaper() error {
 	if errno := setSubreaper(1); errno != 0 {
 		return fmt.Errorf("become subreaper: %w", errno)
@@ -33,8 +32,8 @@ const (
 	OneChild = 1 // P_PID
 )
 
-// AwaitEnd waits until a child has ended, without collecting it: until it is collected,
-// its pid is not reused, nor is the number of the process group that it leads.
+// AwaitEnd waits until a child has ended, and does not collect it. Until it is collected, the kernel reuses neither its
+// pid nor the number of the process group that it leads.
 func AwaitEnd(which, pid int) (int, error) {
 	var info struct {
 		_   [3 + ^uint(0)>>63]int32 // the fields common to all signals
@@ -57,7 +56,7 @@ func AwaitEnd(which, pid int) (int, error) {
 // Process is a process in /proc.
 type Process struct {
 	PID, Parent, Group, Session int
-	Ended                       bool // a zombie: its parent has not collected it
+	Ended                       bool // a zombie, which its parent has not collected
 }
 
 // Read reads a process. Ok is false if there is none.
@@ -66,9 +65,8 @@ func Read(pid int) (p Process, ok bool) {
 	if err != nil {
 		return p, false // it has ended and was collected
 	}
-	// The second field is the program's name in parentheses, which may contain anything.
-	// It is followed by the state, the parent, the group and the session, and later the
-	// number of threads.
+	// The second field is the program's name in parentheses, which may contain anything. The state, the parent, the group
+	// and the session follow it, and later the number of threads.
 	const threads = 17
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	if len(fields) <= threads {
@@ -78,8 +76,7 @@ func Read(pid int) (p Process, ok bool) {
 		n, _ := strconv.Atoi(string(fields[i]))
 		return n
 	}
-	// A process whose main thread has ended looks like a zombie, but its other threads keep
-	// running.
+	// A process whose main thread has ended looks like a zombie, although its other threads still run.
 	ended := fields[0][0] == 'Z' && number(threads) <= 1
 	return Process{PID: pid, Parent: number(1), Group: number(2), Session: number(3), Ended: ended}, true
 }
@@ -102,8 +99,7 @@ func All() (all []Process) {
 	return all
 }
 
-// Descendants returns the processes that a process has started, directly or indirectly,
-// and that have not ended.
+// Descendants returns the processes that a process has started, directly or indirectly, and that have not ended.
 func Descendants(of int) (found []Process) {
 	children := make(map[int][]Process) // by parent
 	for _, p := range All() {
@@ -122,10 +118,9 @@ func Descendants(of int) (found []Process) {
 	return found
 }
 
-// Signal signals a process that was seen among the descendants of descendantOf. It may
-// have ended since, and its pid may have been reused. It therefore opens a handle first, and
-// then checks the pid again: if it still belongs to a descendant, the handle is for that
-// process, or for a process that has ended.
+// Signal signals a process that was seen among the descendants of descendantOf. The process may have ended since, and
+// its pid may have been reused. Signal therefore opens a handle, and then checks the pid again: if it belongs to a
+// descendant, the handle is for that process, or for one that has ended.
 func (p Process) Signal(descendantOf int, sig syscall.Signal) {
 	handle, err := os.FindProcess(p.PID)
 	if err != nil {

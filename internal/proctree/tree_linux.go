@@ -8,10 +8,9 @@ import (
 	"syscall"
 )
 
-// reap collects all children until there are none, and returns how the program ended. If the tree
-// is patient, reap collects the program itself last: until then its number is not reused for
-// another process or group, so its group can be signalled as long as anything else is left.
-func (t *Tree) reap() syscall.WaitStatus {
+// reap collects children until there are none. A patient tree collects the program itself last: until then the kernel
+// does not reuse the program's number for another process or group, so that the group can be signalled.
+func (t *Tree) reap() {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGCHLD)
 	defer signal.Stop(ended)
@@ -31,8 +30,8 @@ func (t *Tree) reap() syscall.WaitStatus {
 			<-ended
 		}
 	}
-	// A process that was forked during the search was not seen, and after the program is
-	// collected it could no longer be signalled with its group.
+	// The search has not seen a process that was forked meanwhile, and the group cannot be signalled when the program is
+	// collected.
 	t.signal(-t.pid, syscall.SIGKILL)
 	t.collect(t.pid, &t.status)
 	if !t.patient {
@@ -41,7 +40,7 @@ func (t *Tree) reap() syscall.WaitStatus {
 	for {
 		pid, err := AwaitEnd(AnyChild, 0)
 		if err == syscall.ECHILD {
-			return t.status
+			return
 		}
 		if err != nil {
 			panic(fmt.Sprintf("bug: wait for what the program has left: %v", err))
@@ -50,8 +49,7 @@ func (t *Tree) reap() syscall.WaitStatus {
 	}
 }
 
-// collectOthers collects the children other than the program that have ended, and
-// reports whether any is left.
+// collectOthers collects all children that have ended, except the program, and reports whether any child is left.
 func (t *Tree) collectOthers() (left bool) {
 	for _, c := range All() {
 		if c.Parent == os.Getpid() && c.PID != t.pid && !t.collect(c.PID, nil) {

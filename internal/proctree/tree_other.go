@@ -11,13 +11,11 @@ import (
 // BecomeSubreaper does nothing here.
 func BecomeSubreaper() error { return nil }
 
-// reap collects the program and waits until its process group is empty. As long as a process of the
-// group is left, the group's number is not reused. Once the group has been seen to be gone, it is
-// no longer signalled, because the number may have been reused.
-func (t *Tree) reap() syscall.WaitStatus {
-	var status syscall.WaitStatus
+// reap collects the program and waits until its process group is empty. The kernel does not reuse the group's number
+// before then. Once the group was seen to be empty, it is no longer signalled.
+func (t *Tree) reap() {
 	for {
-		if _, err := syscall.Wait4(t.pid, &status, 0, nil); !errors.Is(err, syscall.EINTR) {
+		if _, err := syscall.Wait4(t.pid, &t.status, 0, nil); !errors.Is(err, syscall.EINTR) {
 			break
 		}
 	}
@@ -27,7 +25,6 @@ func (t *Tree) reap() syscall.WaitStatus {
 		time.Sleep(10 * time.Millisecond)
 		gone = t.groupGone()
 	}
-	return status
 }
 
 func (t *Tree) groupGone() bool {

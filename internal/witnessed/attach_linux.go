@@ -11,9 +11,8 @@ import (
 	"github.com/tenurelib/tenure/internal/proctree"
 )
 
-// patience is how long a line waits for room in the socket: the kernel buffers few lines, and the witness may not
-// be scheduled. An acquire waits that long if the witness is stopped, but only one acquire does so in each
-// interval.
+// patience is how long a write waits for room in the socket: the kernel keeps few lines, and the witness may have to
+// wait for the CPU. If the witness is stopped, one write in each interval waits that long, and the others do not.
 const (
 	patience = 20 * time.Millisecond
 	interval = time.Second
@@ -32,10 +31,10 @@ func attach() (socket, string, error) {
 	return inherited(value)
 }
 
-// dial connects to a sidecar, and asks for a name.
+// dial connects to a sidecar, which answers with its name.
 func dial(path string) (socket, string, error) {
 	if os.Getpid() != 1 {
-		return nil, "", errors.New("this process is not the first of its container (PID 1), so its death would not prove that nothing it has started is left")
+		return nil, "", errors.New("this process is not the first of its container (PID 1), so its death would not prove that nothing of it is left")
 	}
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -61,7 +60,7 @@ func dial(path string) (socket, string, error) {
 	return open(fd, string(name[:n]))
 }
 
-// inherited takes over the socket of a witness that is an ancestor of this process.
+// inherited takes over the socket of a witness that is the parent of this process, or its parent's.
 func inherited(value string) (socket, string, error) {
 	var name string
 	var fd int
@@ -74,12 +73,12 @@ func inherited(value string) (socket, string, error) {
 		return nil, "", fmt.Errorf("its socket, descriptor %d, was closed before the program began", fd)
 	}
 	syscall.CloseOnExec(fd)
-	// The kernel says which process has made the socket, by its number in this process's namespace.
+	// The kernel says who has made the socket, by a number of this process's own namespace.
 	witness, err := syscall.GetsockoptUcred(fd, syscall.SOL_SOCKET, syscall.SO_PEERCRED)
 	if err != nil {
 		return nil, "", os.NewSyscallError("getsockopt", err)
 	}
-	for range 3 { // an ancestor may end during the search
+	for range 3 { // an ancestor may end while it is looked for
 		if witness.Pid > 0 && proctree.Descends(os.Getpid(), int(witness.Pid)) {
 			return open(fd, name)
 		}
@@ -87,49 +86,38 @@ func inherited(value string) (socket, string, error) {
 	return nil, "", errors.New("this process is not one of its descendants, so it could not prove that this process is dead")
 }
 
-// open makes a socket from a descriptor.
+// open returns the socket with a descriptor.
 func open(fd int, name string) (socket, string, error) {
-	if err := syscall.SetNonblock(fd, true); err != nil {
-		return nil, "", os.NewSyscallError("fcntl", err)
+	limit := syscall.NsecToTimeval(int64(patience))
+	if err := syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO, &limit); err != nil {
+		return nil, "", os.NewSyscallError("setsockopt", err)
 	}
-	file := os.NewFile(uintptr(fd), "witness")
-	raw, err := file.SyscallConn()
-	return &hurried{File: file, raw: raw, patience: patience}, name, err
+	return &sender{fd: fd}, name, nil
 }
 
-type hurried struct {
-	*os.File
-	raw      syscall.RawConn
-	patience time.Duration
-	now      time.Time // a line before then does not wait
+// sender sends lines on a socket that blocks for patience at most.
+type sender struct {
+	fd    int
+	after time.Time // a line before then does not block
 }
 
-func (h *hurried) Write(line []byte) (n int, err error) {
-	try := func(fd uintptr) (done bool) {
-		for {
-			if n, err = syscall.Write(int(fd), line); err != syscall.EINTR {
-				return err != syscall.EAGAIN
+// Write sends a line. If the socket is full, the error is [os.ErrDeadlineExceeded].
+func (s *sender) Write(line []byte) (n int, err error) {
+	flags := syscall.MSG_NOSIGNAL
+	if time.Now().Before(s.after) {
+		flags |= syscall.MSG_DONTWAIT
+	}
+	for {
+		n, err = syscall.SendmsgN(s.fd, line, nil, nil, flags)
+		switch err {
+		case syscall.EINTR:
+			continue
+		case syscall.EAGAIN:
+			if flags&syscall.MSG_DONTWAIT == 0 {
+				s.after = time.Now().Add(interval)
 			}
+			return 0, os.ErrDeadlineExceeded
 		}
+		return n, err
 	}
-	began := time.Now()
-	waits := !began.Before(h.now)
-	if waits {
-		if err := h.SetWriteDeadline(began.Add(h.patience)); err != nil {
-			return 0, err
-		}
-	}
-	if !waits || h.raw.Write(try) != nil {
-		// If this process was not scheduled, it may have tried nothing before the deadline.
-		if err := h.raw.Control(func(fd uintptr) { try(fd) }); err != nil {
-			return 0, err
-		}
-	}
-	if err == syscall.EAGAIN {
-		if waits {
-			h.now = began.Add(interval)
-		}
-		return 0, os.ErrDeadlineExceeded
-	}
-	return n, err
 }

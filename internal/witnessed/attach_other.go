@@ -2,5 +2,5 @@
 
 package witnessed
 
-// attach does nothing: only Linux lets a process prove that another and all that it has started are dead.
+// attach does nothing: only Linux can prove that a process and all processes that it has started are dead.
 func attach() (socket, string, error) { return nil, "", nil }

@@ -1,10 +1,11 @@
-// Package witnessed is the part of a witness that runs in the witnessed process. A witness is another process on
-// the same kernel, which releases this process's leases when this process has died. See package witness.
+// Package witnessed is the side of a process that runs under a witness: another process on the same kernel, which
+// releases its leases when it has died. See package witness.
 //
-// The process tells its witness which keys it competes for, in lines of JSON on a socket, and never waits for it:
+// The process tells its witness which keys it competes for, in lines of JSON on a socket, and never waits for a reply:
 //
-//	{"key":["lease","web"]}                    before each acquire
-//	{"wake":["tenure.claims","kind tenant"]}   what is to be woken when a session is released
+//	{"key":["lease","web"]}                    before it sends an acquire
+//	{"answered":["lease","web"]}               when the store has answered an acquire
+//	{"wake":["tenure.claims","kind tenant"]}   what the witness wakes when it has released a session
 package witnessed
 
 import (
@@ -17,15 +18,16 @@ import (
 	"sync"
 )
 
-// Env is the environment variable that leads a process to its witness: NAME:FD:INODE, where NAME is written into
-// records and FD is a socket with that inode; or the path of a sidecar's socket; or "off". It is removed when the
-// process first competes for a lease, so that the processes that it starts are not witnessed in their own right.
+// Env is the environment variable by which a process finds its witness: NAME:FD:INODE, where NAME stands in records and
+// FD is a socket with that inode; or the path of a sidecar's socket; or "off". The process removes it with its first
+// line, so that the processes that it starts do not look for a witness themselves.
 const Env = "TENURE_WITNESS"
 
 // Line is what a process tells its witness.
 type Line struct {
-	Key  *[2]string `json:"key,omitempty"`
-	Wake *[2]string `json:"wake,omitempty"`
+	Key      [2]string `json:"key,omitzero"`
+	Answered [2]string `json:"answered,omitzero"`
+	Wake     [2]string `json:"wake,omitzero"`
 }
 
 // link is the connection to the witness of a process.
@@ -33,14 +35,13 @@ type link struct {
 	attach func() (socket, string, error)
 
 	mu       sync.Mutex
-	attached bool
-	socket   socket // nil: there is no witness, or it is gone
+	attached bool   // or tried to
+	socket   socket // nil if there is no witness, or no longer
 	name     string
-	wakes    []Line // told once it is attached
-	failed   error  // not reported yet
+	failed   error // not reported yet
 }
 
-// socket is what lines are written to. Each write is one line, and waits for a moment at most.
+// socket sends lines, one with each write. A write blocks for a moment at most.
 type socket interface {
 	Write(line []byte) (int, error)
 }
@@ -48,44 +49,60 @@ type socket interface {
 var process = link{attach: attach}
 
 type (
-	nameKey struct{}
 	ownKey  struct{}
+	testKey struct{}
+	test    struct {
+		name string
+		hear []func(Line)
+	}
 )
 
-// Own returns a context in which a term that this process acquires is its own: no other process relies on the term
-// when this one is dead.
+// Own returns a context for acquiring a term on which no other process will rely.
 func Own(ctx context.Context) context.Context { return context.WithValue(ctx, ownKey{}, true) }
 
-// IsOwn reports whether the context comes from Own.
+// IsOwn reports whether the context is of Own.
 func IsOwn(ctx context.Context) bool { return ctx.Value(ownKey{}) != nil }
 
-// With returns a context in which the process has a witness with this name, which is told nothing. It is for tests.
-func With(ctx context.Context, name string) context.Context {
-	return context.WithValue(ctx, nameKey{}, name)
+// With returns a context, for tests, in which the process has a witness with this name. The funcs get what it is told.
+func With(ctx context.Context, name string, hear ...func(Line)) context.Context {
+	return context.WithValue(ctx, testKey{}, test{name, hear})
 }
 
-// Tell tells the witness of this process that it competes for a key, and returns the name of the witness. The name is
-// empty if there is no witness, or if it could not be told. Tell returns an error only the first time that it could
-// not.
+// Tell tells the witness that this process competes for a key, and returns the name of the witness. The name is empty if
+// there is no witness, or if the line could not be sent. Only the first failure returns an error.
 func Tell(ctx context.Context, kind, id string) (name string, err error) {
-	if name, ok := ctx.Value(nameKey{}).(string); ok {
-		return name, nil
-	}
-	return process.tell(kind, id)
+	return tell(ctx, Line{Key: [2]string{kind, id}})
+}
+
+// Answered tells the witness that the store has answered the acquire that Tell announced: it is no longer under way.
+func Answered(ctx context.Context, kind, id string) {
+	_, _ = tell(ctx, Line{Answered: [2]string{kind, id}})
 }
 
 // TellWake tells the witness what to wake when it has released a session of this process.
-func TellWake(kind, id string) { process.tellWake(kind, id) }
+func TellWake(kind, id string) {
+	_, _ = tell(context.Background(), Line{Wake: [2]string{kind, id}})
+}
 
-// Attach connects to the witness, which Tell does otherwise.
+func tell(ctx context.Context, line Line) (name string, err error) {
+	if test, ok := ctx.Value(testKey{}).(test); ok {
+		for _, hear := range test.hear {
+			hear(line)
+		}
+		return test.name, nil
+	}
+	return process.tell(line)
+}
+
+// Attach connects to the witness now, and not with the first line.
 func Attach() {
 	process.mu.Lock()
 	defer process.mu.Unlock()
 	process.begin()
 }
 
-// Adopt takes over the variables that systemd has set for the witness: they name the process that systemd has
-// started, and this process is its child.
+// Adopt makes the variables of systemd that name this process's parent name this process. Systemd has started the
+// witness, and its sockets and its watchdog are for the program.
 func Adopt() {
 	for _, name := range []string{"LISTEN_PID", "WATCHDOG_PID"} {
 		if os.Getenv(name) == strconv.Itoa(os.Getppid()) {
@@ -94,54 +111,37 @@ func Adopt() {
 	}
 }
 
-func (l *link) tell(kind, id string) (name string, err error) {
+// tell sends a line to the witness, and returns the name of the witness if that has worked. Only a line with a key
+// returns the error, whose caller reports it.
+func (l *link) tell(line Line) (name string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.begin()
-	if l.socket != nil {
-		if l.write(Line{Key: &[2]string{kind, id}}) {
-			name = l.name
-		}
+	if l.socket != nil && l.write(line) {
+		name = l.name
 	}
-	err, l.failed = l.failed, nil
+	if line.Key != [2]string{} {
+		err, l.failed = l.failed, nil
+	}
 	return name, err
-}
-
-func (l *link) tellWake(kind, id string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	line := Line{Wake: &[2]string{kind, id}}
-	switch {
-	case !l.attached:
-		l.wakes = append(l.wakes, line)
-	case l.socket != nil:
-		l.write(line)
-	}
 }
 
 // begin connects to the witness, unless that was tried before. The caller holds mu.
 func (l *link) begin() {
-	if l.attached {
-		return
+	if !l.attached {
+		l.attached = true
+		l.socket, l.name, l.failed = l.attach()
 	}
-	l.attached = true
-	l.socket, l.name, l.failed = l.attach()
-	for _, line := range l.wakes {
-		if l.socket != nil {
-			l.write(line)
-		}
-	}
-	l.wakes = nil
 }
 
-// write reports whether the witness was told. The caller holds mu.
+// write reports whether the line was sent. The caller holds mu.
 func (l *link) write(line Line) bool {
 	text, err := json.Marshal(line)
 	if err != nil {
 		panic(fmt.Sprintf("bug: cannot encode strings: %v", err))
 	}
 	_, err = l.socket.Write(text)
-	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) { // it may be stopped, and continue later
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) { // after that error, the witness may still read again
 		l.socket, l.failed = nil, err
 	}
 	return err == nil

@@ -60,6 +60,10 @@ func bePart() {
 		err = holdAdvisory(ctx)
 	case "requests":
 		err = answerRequests(ctx, amount)
+	case etcdPeer.name:
+		err = holdPeer(ctx, etcdPeer)
+	case clientGoPeer.name:
+		err = holdPeer(ctx, clientGoPeer)
 	}
 	if err != nil && ctx.Err() == nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -141,6 +145,30 @@ func holdKeys(ctx context.Context, n int) error {
 	began()
 	<-closed
 	return nil
+}
+
+// holdPeer competes as another library does, and releases when it is told to stop.
+func holdPeer(ctx context.Context, p peer) error {
+	r, err := p.open(ctx, options{url: os.Getenv(urlEnv), name: fmt.Sprint(os.Getpid())})
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	c, err := r.contender("lease")
+	if err != nil {
+		return err
+	}
+	fmt.Println("stands by")
+	holds := false
+	err = c.campaign(ctx, func(ctx context.Context) {
+		holds = true
+		began()
+		<-ctx.Done()
+	})
+	if holds {
+		return c.resign(context.WithoutCancel(ctx))
+	}
+	return err
 }
 
 // holdAdvisory waits for an advisory lock of Postgres, and works until it is told to stop. Then its connection ends.

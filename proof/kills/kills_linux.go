@@ -3,6 +3,7 @@ package kills
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -28,10 +29,13 @@ import (
 var (
 	killsFlag = flag.Int("kills", 30, "how many processes under a witness are killed on each store")
 	early     = flag.Bool("kills.early", false, "release when the signal was sent and not when the process is dead, to see the test fail")
+	unfenced  = flag.Bool("kills.unfenced", false, "have another process write a moment later, without a fence, to see the test fail")
 )
 
-// parties is how many processes compete at a time.
-const parties = 4
+const (
+	parties = 4               // processes that compete at a time
+	limit   = 5 * time.Minute // of a look, which only a broken server exceeds
+)
 
 // judge has seen what the processes did.
 type judge struct {
@@ -44,14 +48,15 @@ type judge struct {
 	dead      map[string]time.Time // since when
 	said      map[string]int       // by the first word
 	left, bad int
-	landed    int            // acquires of the dead that a server has completed after the witness looked for the last time
 	reported  map[int64]bool // by version
+	writes    sync.WaitGroup // without a fence
 }
 
 // Run kills -kills processes that compete in a store with this URL, and judges what they and their witnesses did. The
 // processes play in [Play].
 func Run(t *testing.T, store kit.FencingStore, url string) {
 	j := &judge{T: t, store: store, url: url, dir: t.TempDir(), kills: make(map[string]int), dead: make(map[string]time.Time), said: make(map[string]int), reported: make(map[int64]bool)}
+	began := time.Now()
 	var all sync.WaitGroup
 	for party := range parties {
 		all.Go(func() {
@@ -61,8 +66,9 @@ func Run(t *testing.T, store kit.FencingStore, url string) {
 		})
 	}
 	all.Wait()
-	t.Logf("kills %d: %s\nwhat the processes began: %s\noverlaps %d, left to the TTL %d, acquired too late for the witness %d, fenced writes too late %d",
-		len(j.dead), kit.FormatCounts(j.kills), kit.FormatCounts(j.said), j.said["OVERLAPS"], j.left, j.landed, j.said["LATE"])
+	j.writes.Wait()
+	t.Logf("kills %d in %v: %s\nwhat the processes began: %s\noverlaps %d, left to the TTL %d, fenced writes too late %d",
+		len(j.dead), time.Since(began).Round(time.Second), kit.FormatCounts(j.kills), kit.FormatCounts(j.said), j.said["OVERLAPS"], j.left, j.said["LATE"])
 	require.Greater(t, j.said["job"], len(j.dead)/2, "too little happened")
 }
 
@@ -71,6 +77,9 @@ func (j *judge) one(name string) {
 	aim := aims[rand.N(len(aims))]
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), roleEnv+"=witness", urlEnv+"="+j.url, dirEnv+"="+j.dir, nameEnv+"="+name, aimEnv+"="+aim.at)
+	if *unfenced {
+		cmd.Env = append(cmd.Env, unfencedEnv+"=1")
+	}
 	var log bytes.Buffer
 	cmd.Stderr = &log
 	out, in, err := os.Pipe()
@@ -84,9 +93,13 @@ func (j *judge) one(name string) {
 		begun := sync.OnceFunc(func() { close(now) })
 		defer begun()
 		for lines := bufio.NewScanner(out); lines.Scan(); {
-			word, _, _ := strings.Cut(lines.Text(), " ")
-			if word == "now" {
+			word, rest, _ := strings.Cut(lines.Text(), " ")
+			switch word {
+			case "now":
 				begun()
+				continue
+			case "write":
+				j.writes.Go(func() { j.writeLate(rest) })
 				continue
 			}
 			j.mu.Lock()
@@ -144,8 +157,12 @@ func (j *judge) look(name string, log func() string) {
 	for i := range keys {
 		keys[i] = leaseKey(i)
 	}
-	sessions, err := j.store.(tenure.Lister).List(j.Context(), objects.SessionType, "", 1000)
-	require.NoError(j, err)
+	ctx, cancel := context.WithTimeout(j.Context(), limit)
+	defer cancel()
+	sessions, err := j.store.(tenure.Lister).List(ctx, objects.SessionType, "", 1000)
+	if err != nil {
+		j.wrong("look for sessions: %v", err)
+	}
 	for _, s := range sessions {
 		keys = append(keys, s.Key)
 	}
@@ -153,7 +170,7 @@ func (j *judge) look(name string, log func() string) {
 	dead := maps.Clone(j.dead) // whoever is released after this look has begun may still be seen
 	j.mu.Unlock()
 	for _, key := range keys {
-		obj, err := j.store.Get(j.Context(), key)
+		obj, err := j.store.Get(ctx, key)
 		var record struct{ Holder string } // empty in an offer
 		if err == nil {
 			err = json.Unmarshal(obj.Payload, &record)
@@ -166,12 +183,7 @@ func (j *judge) look(name string, log func() string) {
 		died, isLeft := dead[record.Holder]
 		if isLeft = isLeft && !j.reported[obj.Version]; isLeft {
 			j.reported[obj.Version] = true // until it has expired it will be found again
-			if _, ends := j.store.(tenure.Database); !ends && obj.UpdatedAt.After(died) {
-				isLeft = false
-				j.landed++
-			} else {
-				j.left++
-			}
+			j.left++
 		}
 		j.mu.Unlock()
 		if isLeft {
@@ -190,6 +202,13 @@ func (j *judge) releaseEarly(name string) {
 			_, _ = kit.NewLease(j, j.store, tenure.LeaseConfig{Key: obj.Key}).ReleaseDead(j.Context(), record.Witness, 0)
 		}
 	}
+}
+
+// writeLate does a write of a process that is perhaps dead, as a server does to which that has sent a request.
+func (j *judge) writeLate(what string) {
+	time.Sleep(rand.N(50 * time.Millisecond))
+	id, token, _ := strings.Cut(what, " ")
+	_, _ = j.store.PutIf(j.Context(), tenure.Object{Key: widgetKey(id), Payload: []byte(token)}, tenure.Unconditional())
 }
 
 func (j *judge) wrong(format string, args ...any) {

@@ -28,6 +28,8 @@ const (
 	nameEnv = "KILLS_NAME"
 	aimEnv  = "KILLS_AIM"
 
+	unfencedEnv = "KILLS_UNFENCED"
+
 	leases = 6
 	keys   = 4
 	kind   = "tenant"
@@ -125,6 +127,8 @@ func program(open func(ctx context.Context, url string) (kit.FencingStore, error
 
 func leaseKey(i int) tenure.Key { return tenure.Key{Type: "lease", ID: fmt.Sprint("lease-", i)} }
 
+func widgetKey(id string) tenure.Key { return tenure.Key{Type: "widget", ID: id} }
+
 // compete competes for a lease, whose jobs are short.
 func (v *victim) compete(ctx context.Context, i int) error {
 	lease, err := tenure.NewLease(v.store, tenure.LeaseConfig{Key: leaseKey(i), Holder: os.Getenv(nameEnv), TTL: ttl, Logger: kit.Quiet})
@@ -195,7 +199,7 @@ func (v *victim) job(ctx context.Context, what, id string, token int64, fence fu
 		fmt.Println("ERROR", err)
 		return nil
 	}
-	widget := tenure.Object{Key: tenure.Key{Type: "widget", ID: id}, Payload: fmt.Append(nil, token)}
+	widget := tenure.Object{Key: widgetKey(id), Payload: fmt.Append(nil, token)}
 	for end := time.Now().Add(rand.N(100 * time.Millisecond)); ctx.Err() == nil && time.Now().Before(end); kit.Sleep(ctx, rand.N(5*time.Millisecond)) {
 		is, err := v.store.Get(ctx, widget.Key)
 		var by int64
@@ -209,6 +213,10 @@ func (v *victim) job(ctx context.Context, what, id string, token int64, fence fu
 			continue
 		}
 		v.now("commit")
+		if os.Getenv(unfencedEnv) != "" {
+			fmt.Println("write", id, token)
+			continue
+		}
 		_, err = store.PutIf(ctx, widget, tenure.Unconditional())
 		if err != nil && ctx.Err() == nil && !errors.Is(err, objects.ErrLost) {
 			fmt.Println("ERROR", err)
