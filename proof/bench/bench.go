@@ -15,7 +15,7 @@ type bench struct {
 	peers    []peer
 	n        int // samples per figure; 0 means the measure's default
 	quick    bool
-	duration time.Duration // of rows-sustained
+	duration time.Duration // of rows-sustained and short-ttl
 	postgres *postgres
 	etcd     *server
 	nats     *server

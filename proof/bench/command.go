@@ -81,7 +81,7 @@ interface and that write to disk. Prints a table per measure.
   -peer LIST         only these peers, separated by commas
   -n N               this many samples for each figure; fewer for peers that poll
   -quick             few samples: shows that everything works, not how well
-  -duration D        of rows-sustained, by default 5m
+  -duration D        of rows-sustained, by default 5m; the more of it, the more renewals in short-ttl
   -json              print one JSON document instead of the tables
   -svg FILE          also draw handover and failover
   -curves FILE       also draw scale and short-ttl

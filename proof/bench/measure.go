@@ -40,6 +40,8 @@ var measures = []measure{
 	witnessMeasure,
 	scaleMeasure,
 	requestsMeasure,
+	shortTTLMeasure,
+	sessionsMeasure,
 }
 
 // usual returns the measures that run unless others are named.

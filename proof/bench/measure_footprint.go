@@ -10,7 +10,7 @@ import (
 
 var footprintMeasure = measure{
 	name:  "footprint",
-	about: "memory and goroutines per lease of a replica that holds many, at default timings",
+	about: "memory and goroutines per lease of a replica that holds many, and the CPU time of all, at default timings",
 	run:   measureFootprint,
 }
 
@@ -30,7 +30,7 @@ func measureFootprint(ctx context.Context, b *bench) error {
 			// need.
 			var again memory
 			again, err = footprint(ctx, b, p, s.url(p), n)
-			f = memory{min(f.heap, again.heap), min(f.stacks, again.stacks), min(f.goroutines, again.goroutines)}
+			f = memory{min(f.heap, again.heap), min(f.stacks, again.stacks), min(f.goroutines, again.goroutines), min(f.cpu, again.cpu)}
 		}
 		if err != nil {
 			b.failed("footprint", p.name, err)
@@ -39,6 +39,7 @@ func measureFootprint(ctx context.Context, b *bench) error {
 		b.report.add("footprint", p.name, "heap", f.heap/1024, "KB/lease", n)
 		b.report.add("footprint", p.name, "stacks", f.stacks/1024, "KB/lease", n)
 		b.report.add("footprint", p.name, "goroutines", f.goroutines, "/lease", n)
+		b.report.add("footprint", p.name, "CPU", 100*f.cpu, "% of a core", n)
 	}
 	return ctx.Err()
 }
@@ -86,19 +87,24 @@ func footprint(ctx context.Context, b *bench, p peer, url string, n int) (per me
 		return per, err
 	}
 	after := inUse()
+	idle, began := ownCPU(), time.Now()
+	if err := pause(ctx, choose(b, 20*time.Second, time.Second)); err != nil {
+		return per, err
+	}
 	return memory{
 		heap:       (after.heap - before.heap) / float64(n),
 		stacks:     (after.stacks - before.stacks) / float64(n),
 		goroutines: (after.goroutines - before.goroutines) / float64(n),
+		cpu:        (ownCPU() - idle).Seconds() / time.Since(began).Seconds(),
 	}, nil
 }
 
-type memory struct{ heap, stacks, goroutines float64 } // bytes, bytes, count
+type memory struct{ heap, stacks, goroutines, cpu float64 } // bytes, bytes, count, and the share of a core that all take
 
 func inUse() memory {
 	runtime.GC() // twice, because memory released by finalizers is freed by the second collection
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return memory{float64(m.HeapAlloc), float64(m.StackInuse), float64(runtime.NumGoroutine())}
+	return memory{heap: float64(m.HeapAlloc), stacks: float64(m.StackInuse), goroutines: float64(runtime.NumGoroutine())}
 }

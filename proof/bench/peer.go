@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -54,6 +55,9 @@ type options struct {
 	// interval is a standby's longest sleep if the peer lets users configure it; 0 means
 	// that of the timing.
 	interval time.Duration
+
+	ttl     time.Duration // of this library's leases; 0 means that of the timing
+	renewed *atomic.Int64 // counts the renewals of this library's campaigns, if set
 }
 
 // timing determines how fast a peer renews and competes.

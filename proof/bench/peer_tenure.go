@@ -90,12 +90,19 @@ func tenureReplica(store database, o options) *replica {
 	case endless:
 		cfg.TTL = time.Hour
 	}
+	if o.ttl > 0 {
+		cfg.TTL = o.ttl
+	}
+	trace := &tenure.Trace{}
+	if o.renewed != nil {
+		trace.Renewed = func(*tenure.Term, time.Duration, time.Duration) { o.renewed.Add(1) }
+	}
 	return &replica{
 		contender: func(name string) (contender, error) {
 			cfg := cfg
 			cfg.Key = tenure.Key{Type: "bench", ID: name}
 			lease, err := tenure.NewLease(store, cfg)
-			return &tenureContender{interval: o.interval, lease: lease}, err
+			return &tenureContender{interval: o.interval, trace: trace, lease: lease}, err
 		},
 		close: func() { store.Close() },
 	}
@@ -103,6 +110,7 @@ func tenureReplica(store database, o options) *replica {
 
 type tenureContender struct {
 	interval    time.Duration // a standby's longest sleep
+	trace       *tenure.Trace
 	lease       *tenure.Lease
 	coordinator *tenure.Coordinator // the last campaign's
 	term        *tenure.Term        // the last term
@@ -116,6 +124,7 @@ func (c *tenureContender) campaign(ctx context.Context, job func(context.Context
 	var err error
 	c.coordinator, err = tenure.NewCoordinator(c.lease, tenure.CoordinatorConfig{
 		AcquireInterval: c.interval,
+		Trace:           c.trace,
 		Reconcile: func(ctx context.Context) error {
 			c.term = tenure.TermFromContext(ctx)
 			job(ctx)
@@ -147,8 +156,8 @@ func (c *tenureContender) steal(ctx context.Context) error { return c.acquire(ct
 // renewed returns when the last successful renewal was sent; trust in the term counts from
 // then.
 func (c *tenureContender) renewed() time.Time {
-	const margin = fastTTL / 30 // the default
-	return c.term.Deadline().Add(-(fastTTL - margin))
+	cfg := c.lease.Config()
+	return c.term.Deadline().Add(-(cfg.TTL - cfg.Margin))
 }
 
 // withParameter adds a parameter to a database's URL.
