@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure/internal/health"
+	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/report"
 )
 
@@ -325,7 +326,7 @@ func (c *Coordinator) untilCheck(term *Term, keeper *keeper) (time.Duration, err
 	if untilDeadline <= 0 {
 		return 0, keeper.overdueCause()
 	}
-	return min(untilDeadline, c.longestSleep), nil
+	return min(untilDeadline, pace.UntilTick(c.longestSleep)), nil
 }
 
 // awaitJob waits until the job has returned. If that takes longer than the trust allows, it

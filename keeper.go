@@ -259,7 +259,7 @@ func (k *keeper) await(ctx context.Context, ignoreFor, longest time.Duration) (w
 	end := time.Now().Add(longest)  // timers are late, and a late renewal comes just after a standby's look
 	for {
 		// The coordinator, which ends the job, reads the clocks more often.
-		step := min(longest, max(k.longestSleep, k.cfg.RenewInterval/4))
+		step := min(longest, pace.UntilTick(max(k.longestSleep, k.cfg.RenewInterval/4)))
 		woken, ok := pace.Await(ctx, k.hints.C(), ignoreFor, step)
 		longest, ignoreFor = time.Until(end), ignoreFor-step
 		woken = woken && !k.isOwnRenewal()
