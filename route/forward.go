@@ -321,6 +321,9 @@ func (rt *Route) judge(ctx context.Context, id string, header []string) *call {
 	if n, _ := fmt.Sscanf(header[0], headerFormat, &to, &least, &wait); n != 3 {
 		return nil
 	}
+	if rt.keys != nil && to != rt.keys.Session().ID()+";" {
+		return nil // at once: this process may be about to serve the key under another session
+	}
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(min(wait, 1e6))*time.Millisecond)
 	defer cancel()
 	c, _, _ := rt.locate(ctx, id, true)

@@ -103,15 +103,18 @@ func TestAForwardedRequestWaitsWhileItsKeyIsClaimed(t *testing.T) {
 
 		go func() { codes <- post(p.route, "/y").Code }()
 		<-taking
-		go func() {
+		hop := func(session string) int {
 			r := httptest.NewRequest("POST", "http://any/y", nil)
-			r.Header.Set("Tenure-Route", fmt.Sprintf("to=%s; least=0; wait=60000", p.session.ID()))
+			r.Header.Set("Tenure-Route", fmt.Sprintf("to=%s; least=0; wait=60000", session))
 			w := httptest.NewRecorder()
 			p.route.ServeHTTP(w, r)
-			codes <- w.Code
-		}()
-		synctest.Wait()
+			return w.Code
+		}
 		began = time.Now()
+		require.Equal(t, http.StatusMisdirectedRequest, hop("another"))
+		require.Zero(t, time.Since(began), "it is for another session")
+		go func() { codes <- hop(p.session.ID()) }()
+		synctest.Wait()
 		proceed <- true
 		require.Equal(t, http.StatusMisdirectedRequest, <-codes)
 		require.Zero(t, time.Since(began), "it has not been claimed")
