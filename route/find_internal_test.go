@@ -3,8 +3,10 @@ package route
 import (
 	"crypto/tls"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -23,6 +25,20 @@ func TestKeysThatAreNotInUseAreForgotten(t *testing.T) {
 	}
 	require.Greater(t, len(rt.entries), mostEntries-1)
 	require.NotNil(t, rt.entries["used0"])
+}
+
+// A transport may go on with a request that was refused.
+func TestAnAttemptThatIsOverReadsNothingOfALongBody(t *testing.T) {
+	body := strings.NewReader("body")
+	s := &stream{ReadCloser: io.NopCloser(body)}
+	require.True(t, s.state.CompareAndSwap(0, streamOver))
+	_, err := s.Read(make([]byte, 9))
+	require.ErrorIs(t, err, errRefused)
+	require.Equal(t, 4, body.Len())
+	s = &stream{ReadCloser: io.NopCloser(body)}
+	_, err = s.Read(make([]byte, 1))
+	require.NoError(t, err)
+	require.False(t, s.state.CompareAndSwap(0, streamOver), "no other attempt gets it")
 }
 
 func TestEachSchemeHasItsProtocol(t *testing.T) {

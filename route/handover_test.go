@@ -34,6 +34,8 @@ func TestAnOwnerThatRefusesIsAskedAgainAfterAHintOrAPause(t *testing.T) {
 		p := n.start(t, store, "a", route.Config{MaxWait: time.Minute})
 		answers := make(chan int, 1)
 		go func() { answers <- post(p.route, "/x").Code }()
+		synctest.Wait()
+		require.EqualValues(t, 1, asked.Load(), "not again at once")
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		before := asked.Load()

@@ -144,10 +144,13 @@ func handOver(ctx context.Context, b *bench, f *fleet) error {
 
 // killOwners kills the owner of a key while clients send requests for it, and starts another process.
 func killOwners(ctx context.Context, b *bench, f *fleet) error {
-	all, at, err := f.load(ctx, b, choose(b, 20, 2), fastTTL, func(owner string) error {
+	var kills [][2]time.Time // between which the process has been killed
+	all, _, err := f.load(ctx, b, choose(b, 20, 2), fastTTL, func(owner string) error {
 		if p := f.take(owner); p != nil {
+			before := time.Now()
 			_ = p.Process.Kill()
 			p.end()
+			kills = append(kills, [2]time.Time{before, time.Now()})
 		}
 		_, err := f.start(ctx, 1, fastTTL, "http")
 		return err
@@ -155,7 +158,7 @@ func killOwners(ctx context.Context, b *bench, f *fleet) error {
 	if err != nil {
 		return err
 	}
-	return f.check(b, "kills", all, at)
+	return f.check(b, "kills", all, kills)
 }
 
 // load has 32 clients send requests for a key to any of three processes. Meanwhile disturb is called so many times.
@@ -193,7 +196,7 @@ func (f *fleet) load(ctx context.Context, b *bench, times int, ttl time.Duration
 }
 
 // check compares what clients were told with what has run.
-func (f *fleet) check(b *bench, during string, all []asked, kills []time.Time) error {
+func (f *fleet) check(b *bench, during string, all []asked, kills [][2]time.Time) error {
 	ledger, err := os.ReadFile(f.ledger)
 	if err != nil {
 		return err
@@ -211,12 +214,14 @@ func (f *fleet) check(b *bench, during string, all []asked, kills []time.Time) e
 			"run twice":            len(runs[q.id]) > 1,
 			"answered and not run": q.outcome == "answered" && !slices.Contains(runs[q.id], fmt.Sprint(q.token)),
 			"refused and run":      q.outcome == "refused" && len(runs[q.id]) > 0,
-			"unknown, and not in flight at a kill": isUnknown && !slices.ContainsFunc(kills, func(at time.Time) bool {
-				return q.from.Before(at.Add(10*time.Millisecond)) && q.to.After(at) // it takes a moment
+			"unknown, and not in flight at a kill": isUnknown && !slices.ContainsFunc(kills, func(kill [2]time.Time) bool {
+				return q.from.Before(kill[1]) && q.to.After(kill[0])
 			}),
 		} {
 			if is {
-				counts[what]++
+				if counts[what]++; counts[what] == 1 {
+					b.report.note("requests", f.name, fmt.Sprintf("%s, %s: from %v to %v: %v", during, what, q.from, q.to, q.err))
+				}
 			}
 		}
 	}
