@@ -32,6 +32,10 @@ func TestAnOwnerThatRefusesIsAskedAgainAfterAHintOrAPause(t *testing.T) {
 			}
 		}), "x")
 		p := n.start(t, store, "a", route.Config{MaxWait: time.Minute})
+		asked.Store(1000)
+		require.Equal(t, http.StatusOK, post(p.route, "/x").Code)
+		time.Sleep(time.Second)
+		asked.Store(0)
 		answers := make(chan int, 1)
 		go func() { answers <- post(p.route, "/x").Code }()
 		synctest.Wait()
