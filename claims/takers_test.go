@@ -52,8 +52,10 @@ func TestRowsThatCallersTakeAreNotFreedAsWell(t *testing.T) {
 				if taken.Load() {
 					looks.Add(1)
 				}
-			case "claims.take", "claims.free":
+			case "claims.take": // slower than to free, which would stay ahead
 				taken.Store(true)
+				time.Sleep(50 * time.Millisecond)
+			case "claims.free":
 				time.Sleep(10 * time.Millisecond)
 			}
 			return do(ctx)
