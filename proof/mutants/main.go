@@ -5,7 +5,7 @@
 //
 // The faults stand in testdata/mutants.txt beside the code that they change, each with the
 // test that has killed it before, which is tried first, alone. With -record that test is written anew.
-// With -check nothing is run: it fails if a fault no longer fits the code. With -by only one test is run, and it need not
+// With -check nothing is run: it fails if a fault no longer fits the code, or does not compile. With -by only one test is run, and it need not
 // notice each fault: this shows which ones it notices, and by what.
 //
 // It works on a copy of the module.
@@ -42,6 +42,9 @@ func main() {
 	err = errors.Join(err, err2)
 	if err == nil {
 		err = check(".", mutants)
+	}
+	if err == nil && *only {
+		err = compile(".", mutants)
 	}
 	if err == nil && !*only {
 		mutants = slices.DeleteFunc(mutants, func(m mutant) bool {
