@@ -184,8 +184,8 @@ func (s *storeFlag) examine(ctx context.Context, o *options) (*diagnosis, error)
 // explained returns the fault of a store that could not be used.
 func explained(err error) finding {
 	f := fault(packageName.ReplaceAllString(oneLine(err), ""), "")
-	if errors.As(err, new(*objects.NoTable)) {
-		f.Remedy = "run tenure migrate"
+	if missing := (*objects.NoTable)(nil); errors.As(err, &missing) {
+		f = fault(oneLine(missing.Cause), "run tenure migrate, then doctor again")
 	}
 	return f
 }

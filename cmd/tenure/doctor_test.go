@@ -162,7 +162,7 @@ func TestDoctorFindsEachPlantedFault(t *testing.T) {
 		{"store", levelFault, func(t *testing.T) string {
 			h.run(t, h.url, "CREATE DATABASE empty")
 			return strings.Replace(h.url, "/postgres?", "/empty?", 1)
-		}, "does not exist"},
+		}, "does not exist: run tenure migrate, then doctor again"},
 		{"store", levelFault, h.withSettings("default_transaction_isolation=serializable"), "read committed"},
 		{"log", levelWarning, h.in("tombless", "DROP TABLE objects_tombstones"), "no table of tombstones"},
 		{"planner", levelWarning, h.withSettings("enable_indexscan=off"), "more of the table"},

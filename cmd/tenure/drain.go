@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os/user"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,12 +26,14 @@ each as soon as its job or func has returned, and takes nothing, even after a re
 "tenure undrain" or until the mark has expired. Its process keeps running. The replica must
 follow the mark: tenure run does, and so does a program whose configs name a tenure.Drain.
 
-The store does not know which replicas there are, so a mistyped name is not noticed. With
--session, drain finds the replica whose process has that session, as "tenure list -sessions"
-and "tenure owner" show it, and prints its name.
+The store does not know which replicas there are: of a mistyped name, drain can only say
+that the replica holds nothing and has no session. With -session, drain finds the replica
+whose process has that session, as "tenure list -sessions" and "tenure owner" show it, and
+prints its name.
 
-With -wait, drain returns when the replica holds nothing. If the time runs out, it fails and
-names what the replica still holds. Without -wait, it returns when the mark is stored. It
+With -wait, drain returns when the replica holds nothing. If no other replica takes one of
+its leases within 5 s, drain says so. If the time runs out, it fails and names what the
+replica still holds. Without -wait, it returns when the mark is stored. It
 looks at the same leases as "tenure list". Claims that the replica has detached for another
 process stay, and count as held. Marking a replica again restarts the time.`,
 	flags:  storeFlags + "replica session for wait force json",
@@ -59,15 +62,26 @@ process stay, and count as held. Marking a replica again restarts the time.`,
 					return err
 				}
 			}
+			looking, cancel := context.WithTimeout(short, storeTimeout/2) // what it sees is for notes only
+			before, failed := o.lookAtReplica(looking, store, nil)
+			cancel()
 			mark := tenure.Drained{Replica: o.replica, By: userName(), Left: o.lasts}
 			err := asUsage(tenure.SetDrain(short, store, mark))
 			if err == nil {
 				err = o.show(out, drainList{viewOfDrain(mark)})
 			}
-			if err == nil && o.wait > 0 {
-				waited = o.awaitDrained(ctx, store)
+			if err != nil {
+				return err
 			}
-			return err
+			if p := o.store.alone(); p != nil {
+				fmt.Fprintln(out.stderr, p.explain())
+			} else if failed == nil && len(before.held) == 0 && !before.hasSession {
+				fmt.Fprintf(out.stderr, "%s holds nothing and has no session; the store does not know whether there is a replica of that name\n", printable(o.replica))
+			}
+			if o.wait > 0 {
+				waited = o.awaitDrained(ctx, out, store, before.leases)
+			}
+			return nil
 		})
 		return errors.Join(err, waited)
 	},
@@ -78,7 +92,8 @@ var undrainCommand = command{
 	synopsis: "-store STORE -replica REPLICA",
 	summary:  "let a drained replica take part again",
 	about: `
-Undrain removes the mark of "tenure drain". The replica competes again at once.`,
+Undrain removes the mark of "tenure drain". The replica competes again at once. If
+there is no mark, undrain says so, and succeeds.`,
 	flags:  storeFlags + "replica",
 	usages: drainCommand.usages,
 	check: func(o *options) error {
@@ -89,9 +104,12 @@ Undrain removes the mark of "tenure drain". The replica competes again at once.`
 	},
 	act: func(ctx context.Context, o *options, out *output, _ []string) error {
 		return o.store.with(ctx, func(ctx context.Context, store database) error {
-			err := tenure.ClearDrain(ctx, store, o.replica)
+			err, outcome := tenure.ClearDrain(ctx, store, o.replica), "is no longer drained"
 			if errors.Is(err, tenure.ErrNotFound) {
-				return fmt.Errorf("%s is not drained", printable(o.replica))
+				err, outcome = nil, "is not drained"
+			}
+			if err == nil {
+				_, err = fmt.Fprintln(out.stdout, printable(o.replica), outcome)
 			}
 			return err
 		})
@@ -147,49 +165,83 @@ func sessionsIn(ctx context.Context, store database) (sessionList, error) {
 	return sessions, errors.Join(err, unread)
 }
 
-// awaitDrained returns nil when the replica holds nothing.
-func (o *options) awaitDrained(ctx context.Context, store database) error {
+// takeoverTime is how long drain -wait gives other replicas to take what was released.
+const takeoverTime = 5 * time.Second
+
+// awaitDrained returns nil when the replica holds nothing. It notes which of the leases that the replica had, no
+// other has taken.
+func (o *options) awaitDrained(ctx context.Context, out *output, store database, had []string) error {
 	timeout := time.After(o.wait)
+	var taken <-chan time.Time
 	for {
 		short, cancel := context.WithTimeout(ctx, storeTimeout)
-		held, err := o.heldBy(short, store)
+		now, err := o.lookAtReplica(short, store, had)
 		cancel()
-		if err == nil && len(held) == 0 {
+		isDrained := err == nil && len(now.held) == 0
+		if isDrained && len(now.untaken) == 0 {
 			return nil
 		}
+		if isDrained && taken == nil {
+			taken = time.After(takeoverTime)
+		}
+		over := false
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-time.After(watchInterval):
+		case <-taken:
+			over = isDrained
 		case <-timeout:
-			if err != nil {
-				return err
-			}
-			return fmt.Errorf("after %v, %s still holds %s: it has not stopped yet, has vanished, or does not follow the mark", o.wait, printable(o.replica), strings.Join(held, ", "))
+			over = true
+		}
+		switch {
+		case !over:
+		case err != nil:
+			return err
+		case isDrained:
+			_, err := fmt.Fprintf(out.stderr, "no other replica holds %s now: undrain one, or start another\n", strings.Join(now.untaken, ", "))
+			return err
+		default:
+			return fmt.Errorf(`after %v, %s still holds %s: it has not stopped yet, has vanished, or does not follow the mark (its program must set CoordinatorConfig.Drain, or SessionConfig.Drain); the mark stays until it expires or "tenure undrain" removes it`,
+				o.wait, printable(o.replica), strings.Join(now.held, ", "))
 		}
 	}
 }
 
-// heldBy returns what the replica holds.
-func (o *options) heldBy(ctx context.Context, store database) (held []string, err error) {
+// replicaView is what the store knows of a replica.
+type replicaView struct {
+	held       []string // leases, and how many claims
+	leases     []string // the keys of the leases in it
+	untaken    []string // the leases it had that nobody holds
+	hasSession bool
+}
+
+// lookAtReplica returns what the replica holds, and which of the leases that it had are without a holder.
+func (o *options) lookAtReplica(ctx context.Context, store database, had []string) (r replicaView, err error) {
 	leases, err := o.store.listAllLeases(ctx, store, &output{io.Discard, io.Discard})
 	if err != nil {
-		return nil, err
+		return r, err
 	}
+	r.untaken = slices.Clone(had)
 	for _, v := range leases {
+		key := printable(v.Key)
 		if v.Holder == o.replica && v.State == stateHeld {
-			held = append(held, printable(v.Key))
+			r.held, r.leases = append(r.held, key), append(r.leases, key)
+		} else if v.Holder != o.replica && v.isTaken() {
+			r.untaken = slices.DeleteFunc(r.untaken, func(k string) bool { return k == key })
 		}
 	}
 	sessions, err := sessionsIn(ctx, store)
 	for _, v := range sessions {
+		if v.Holder != o.replica || v.State != stateHeld {
+			continue
+		}
+		r.hasSession = true
 		for _, k := range v.Claims {
-			if v.Holder == o.replica && v.State == stateHeld {
-				held = append(held, fmt.Sprintf("%d of %s", k.Claims, printable(k.Kind)))
-			}
+			r.held = append(r.held, fmt.Sprintf("%d of %s", k.Claims, printable(k.Kind)))
 		}
 	}
-	return held, err
+	return r, err
 }
 
 // drainList is what list -drained shows.

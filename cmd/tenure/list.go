@@ -86,8 +86,16 @@ shows all objects of the type.`,
 
 func (o *options) showSessions(ctx context.Context, store database, out *output) error {
 	views, unread, err := listSessions(ctx, store)
+	none := "no sessions"
+	if missing := (*objects.NoTable)(nil); errors.As(err, &missing) && missing.OfClaims {
+		views, none = sessionList{}, "no sessions: no program uses package claims here"
+		_, err = listLeases(ctx, store, objects.SessionType) // which fails if all tables are missing
+	}
 	if err != nil {
 		return err
+	}
+	if len(views) == 0 && !o.json {
+		fmt.Fprintln(out.stderr, none)
 	}
 	if unread != nil {
 		fmt.Fprintln(out.stderr, "some queues can't be read:", oneLine(unread))

@@ -146,9 +146,17 @@ func TestStatusNamesTheProcessThatHasAFileToItself(t *testing.T) {
 			if _, err := os.Stat("/proc/self/comm"); err == nil && v.Exclusive.Program == "" {
 				t.Errorf("%s: no program: %s", when, stdout)
 			}
+			for _, args := range [][]string{{"resign", "-key", "lease/sweeper"}, {"handover", "-key", "lease/sweeper", "-to", "b"}} {
+				if status, _, stderr := ask(args...); status != 1 || !explained.MatchString(stderr) {
+					t.Errorf("%s, %v: exit status %d and %q", when, args, status, stderr)
+				}
+			}
 			if err := store.Migrate(t.Context()); err != nil {
 				t.Fatal(err)
 			}
+		}
+		if status, _, stderr := ask("drain", "-replica", "a"); status != 0 || !explained.MatchString(stderr) {
+			t.Errorf("drain: exit status %d and %q", status, stderr)
 		}
 		if status, _, stderr := ask("list"); status != 0 || !explained.MatchString(stderr) {
 			t.Errorf("list: exit status %d and %q", status, stderr)

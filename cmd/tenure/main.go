@@ -119,6 +119,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			return out.exit(c.name, c.run(ctx, out, args))
 		}
 	}
+	if strings.HasPrefix(name, "-") {
+		return out.exit("", usageError(`the command comes first, as in "tenure status -store STORE"; "tenure -h" lists the commands`))
+	}
 	return out.exit("", usageError(`there is no command %s; "tenure -h" lists them`, quoted(name)))
 }
 

@@ -69,8 +69,11 @@ func request(ctx context.Context, o *options, out *output, _ []string) error {
 		if err == nil {
 			err = lease.RequestHandover(short, o.to)
 		}
+		if p := o.store.alone(); err != nil && p != nil {
+			return errors.New(p.explain())
+		}
 		if errors.Is(err, tenure.ErrNotFound) {
-			return fmt.Errorf("nobody holds %s", o.key())
+			return fmt.Errorf("nobody holds %s; %s", o.key(), keyHint)
 		}
 		if err != nil {
 			return err
@@ -92,9 +95,7 @@ func (o *options) awaitHandover(ctx context.Context, out *output, store database
 	timeout := time.After(o.wait)
 	for {
 		view, err := look(ctx, store, o.key())
-		// Where ages are by the clocks of two hosts, a lease that was just taken can look expired.
-		isTaken := view.State == stateHeld || view.State == stateExpired && view.Clock != "" && view.Holder != ""
-		if err == nil && isTaken && view.Term != from.Term {
+		if err == nil && view.isTaken() && view.Term != from.Term {
 			if view.Holder != o.to {
 				return fmt.Errorf("%s was not handed over to %s: %s holds it now; does a replica of that name stand by?", printable(view.Key), printable(o.to), printable(view.Holder))
 			}

@@ -41,7 +41,8 @@ holder's clock and this host's. Replicas don't rely on it. Etcd forgets leases t
 released.
 
 If one process has a SQLite file to itself, because it was opened without Shared, its jobs
-run without leases in the file, and status names that process instead.
+run without leases in the file, and status names that process instead. If no replica holds
+the lease, status also names the replicas that are drained.
 
 The exit status is 0 if the lease is held; 3 if it is free, because it was released,
 offered, or has expired; and 4 if the store knows nothing of it, because it was never held,
@@ -59,6 +60,12 @@ was released over a day ago, or one process has the file to itself.`,
 			}
 			if err != nil {
 				return err
+			}
+			if view.State != stateHeld {
+				marks, _ := tenure.Drains(ctx, store) // some stores can't list
+				for _, d := range marks {
+					view.Drained = append(view.Drained, d.Replica)
+				}
 			}
 			return cmp.Or(o.show(out, view), view.exitStatus())
 		})
@@ -147,6 +154,9 @@ func (s *storeFlag) freeOrUnused(ctx context.Context, store database, key tenure
 	return stateUnused, err
 }
 
+// keyHint is for a lease without a record. List has none of these.
+const keyHint = "is the key right? tenure list shows the leases that are held"
+
 // clockOfHolder is the Clock of a lease in a store without a clock.
 const clockOfHolder = "holder"
 
@@ -167,6 +177,7 @@ type leaseView struct {
 
 	RunningSince *time.Time   `json:"running_since,omitempty"` // by the holder's clock: when a run of its job began that has lasted for a TTL
 	Exclusive    *soleProcess `json:"exclusive,omitempty"`
+	Drained      []string     `json:"drained,omitempty"` // the drained replicas, if the lease is not held; only status tells
 }
 
 // readLease reads a lease from the store. A lease without a holder is not an error.
@@ -246,18 +257,13 @@ func (s oneObject) Get(context.Context, tenure.Key) (tenure.Object, error) { ret
 func (v leaseView) print(w io.Writer) error {
 	table := newSheet(w)
 	table.line("lease", "%s", printable(v.Key))
-	switch v.State {
-	case stateFree:
-		table.line("state", "free: nobody holds it")
-		return table.Flush()
-	case stateUnused:
-		table.line("state", "unused: the store knows nothing of it; is the key right? tenure list shows all")
-		return table.Flush()
-	case stateExclusive:
-		table.line("state", "exclusive: %s", v.Exclusive.explain())
+	table.line("state", "%s", v.expiry())
+	if len(v.Drained) > 0 {
+		table.line("drained", "%s", printable(strings.Join(v.Drained, ", ")))
+	}
+	if v.RenewedAt == nil { // there is no record
 		return table.Flush()
 	}
-	table.line("state", "%s", v.expiry())
 	if v.Holder != "" {
 		table.line("holder", "%s", printable(v.Holder))
 	}
@@ -305,6 +311,12 @@ func unprintable(r rune) bool { return !unicode.IsPrint(r) }
 func (v leaseView) expiry() string {
 	left := v.left()
 	switch v.State {
+	case stateFree:
+		return "free: nobody holds it"
+	case stateUnused:
+		return "unused: the store knows nothing of it; " + keyHint
+	case stateExclusive:
+		return "exclusive: " + v.Exclusive.explain()
 	case stateExpired:
 		return fmt.Sprintf("expired %v ago, any replica may take it", -left)
 	case stateOffered:
@@ -319,6 +331,12 @@ func (v leaseView) expiry() string {
 // left returns how long it is until a lease expires.
 func (v leaseView) left() time.Duration {
 	return (ms(v.TTLMS) - ms(max(0, v.AgeMS))).Round(100 * time.Millisecond) // the age is negative if the renewal is stamped ahead of the clock
+}
+
+// isTaken reports whether a replica holds the lease. Where ages are by the clocks of two hosts, a lease that was just
+// taken can look expired.
+func (v leaseView) isTaken() bool {
+	return v.State == stateHeld || v.State == stateExpired && v.Clock != "" && v.Holder != ""
 }
 
 func (v leaseView) heldFor() time.Duration {

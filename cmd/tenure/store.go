@@ -127,7 +127,18 @@ func (s *storeFlag) open(ctx context.Context, log *slog.Logger) (database, error
 		return store, asUsage(err)
 	}
 	store, err := tenure.OpenSQLite(ctx, name, tenure.SQLiteConfig{Table: s.table, Shared: true, Logger: log})
-	return store, asUsage(err)
+	return store, asUsage(fileError(name, err))
+}
+
+// fileError names the file at path if it can't be a database.
+func fileError(path string, err error) error {
+	if info, failed := os.Stat(path); err != nil && failed == nil && info.IsDir() {
+		return fmt.Errorf("%s is a directory", path)
+	}
+	if err != nil && strings.Contains(err.Error(), "file is not a database") {
+		return fmt.Errorf("%s is not a SQLite database", path)
+	}
+	return err
 }
 
 // openExisting opens the store for commands that ask something of a holder: it doesn't create a file.
@@ -160,7 +171,7 @@ func (s *storeFlag) openToRead(ctx context.Context) (store database, stands func
 		err = fmt.Errorf("there is no store %s", name)
 	}
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, nil, fileError(name, err)
 	}
 	store, err = tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Table: s.table, Shared: true, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
