@@ -137,7 +137,7 @@ func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) 
 			if err != nil {
 				return nil, err
 			}
-			if l.settlesIn(on) <= 0 {
+			if l.freeIn(on) <= 0 {
 				term, err := l.begin(ctx, by, IfAbsent(), on, nil)
 				if !errors.Is(err, ErrExists) && !errors.Is(err, ErrMoved) {
 					return term, err
@@ -158,7 +158,7 @@ func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) 
 // or, where it may steal, if the record has expired.
 func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, error) {
 	read, err := l.look(ctx, by)
-	switch in := l.settlesIn(read.on); {
+	switch in := l.freeIn(read.on); {
 	case errors.Is(err, ErrNotFound) && in > 0:
 		return nil, &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: record.Unknown}, canExpireIn: in, byAge: true, settlesIn: in}
 	case err != nil:
@@ -166,7 +166,7 @@ func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, err
 	}
 	held := l.held(read)
 	from := held.Holding
-	if !steal || held.canExpireIn > 0 { // the rule is sighting.CanExpireIn
+	if !steal || held.canExpireIn > 0 { // the rules are CanExpireIn and SettlesIn of package sighting
 		switch removed, err := l.removeOrphan(ctx, by, read); {
 		case err != nil:
 			return nil, err

@@ -139,9 +139,9 @@ func (l *Lease) lineage(ctx context.Context) (Lineage, error) {
 	return LineageOf(ctx, l.store)
 }
 
-// settlesIn returns how long it is until the lease may be taken if there is no record: a failover may have
+// freeIn returns how long it is until the lease may be taken if there is no record: a failover may have
 // lost the record of a holder that still trusts its term. 0 or less: the lease may be taken.
-func (l *Lease) settlesIn(on Lineage) time.Duration {
+func (l *Lease) freeIn(on Lineage) time.Duration {
 	if l.cfg.Key.Type == objects.SessionType { // its ID is new, so no process can have held it
 		return 0
 	}

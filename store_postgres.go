@@ -227,7 +227,7 @@ func (s *PostgresStore) Watch(key Key) Subscription {
 //
 // The lease is not locked while fn runs, so neither renewals nor a takeover wait for it; only
 // deferred constraints, which run with the commit, delay them. The server ends a transaction that
-// idles for a minute, or for two TTLs if that is longer, so that a holder that is paused in fn
+// idles for a minute, or for about two TTLs if that is longer, so that a holder that is paused in fn
 // does not keep its row locks.
 //
 // fn must use tx and not the store, must not end the transaction itself (Commit and Rollback

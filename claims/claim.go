@@ -61,10 +61,10 @@ const longestIdle = time.Minute
 // Fence implements [tenure.Guard], so a claim fences writes as a term does. Pass the claim to Fenced and
 // FenceStatement of [tenure.PostgresStore] and [tenure.SQLiteStore], to [tenure.FencedTx], or to
 // [tenure.Fence]. They write only if the key has been neither freed nor claimed by another session since.
-// Otherwise they return [tenure.ErrLost], and nothing is written. Nothing is locked meanwhile, and any process
-// that was given the claim may write under it. If a failover of the database has lost the claim of a session of
-// this process, the session first writes it again. If your func was called before that, nothing was written,
-// and the error is [tenure.ErrMoved]: retry.
+// Otherwise they return [tenure.ErrLost], and nothing is written. On Postgres they lock the claim's row only for
+// the check at the end. Any process that was given the claim may write under it. If a failover of the database
+// has lost the claim of a session of this process, the session first writes it again. If your func was called
+// before that, nothing was written, and the error is [tenure.ErrMoved]: retry.
 //
 // The claim of a row is compared with the row itself, which the same transaction may change. The process must
 // have made a [Queue] on the row's table with that store, but not necessarily the queue that took the row.

@@ -320,9 +320,9 @@ func (s *Session) free(ctx context.Context, table *ownerTable, id, kind string, 
 	return locked, refused, err
 }
 
-// drain returns when no func runs under a term any more, and the term's rows are free. If the session is
+// windDown returns when no func runs under a term any more, and the term's rows are free. If the session is
 // lost, other sessions free the rows.
-func (s *Session) drain(ctx context.Context, t *term) {
+func (s *Session) windDown(ctx context.Context, t *term) {
 	for _, k := range s.allKinds() { // wait for statements that may still take rows
 		k.turn <- struct{}{}
 		<-k.turn

@@ -19,7 +19,7 @@ type ledger struct {
 	spent     map[string]int64 // the tokens of held claims whose attempts are used
 	doubts    doubts
 
-	lostBy     *source   // of the take whose answer was lost; nil: there are several
+	lostBy     *source   // of the take whose answer was lost; nil: none is, or takes of several sources are
 	namedUntil time.Time // until when an unanswered statement that named its keys may land
 	newest     int64     // the greatest token of a claim that was held, or of a row that was freed as unknown
 	changes    int       // how often a held claim was added or dropped

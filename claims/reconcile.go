@@ -16,8 +16,9 @@ import (
 // A session compares what it believes with what the rows say. A row that names the session is unknown if
 // the session does not hold it, is not freeing it, has not detached it, and runs no func for it. There
 // are three reasons: the answer to the statement that took the row was lost, the database refused to
-// free it, or a failover has undone its release. A take that waits for rows adopts unknown ones first, see
-// adoptable; the others are freed. A claim that is held has ended if its row says otherwise.
+// free it, or a failover has undone its release. A take of a queue first adopts rows that an unanswered take may
+// have taken, see adoptable. A claim of a key that is unknown frees it first, see reclaim. All others are freed by
+// the next look at them, see freeUnknown. A claim that is held has ended if its row says otherwise.
 
 const (
 	// compareEvery is how often a session compares all its rows when nothing is in doubt.
@@ -36,7 +37,7 @@ func (k *kind) lostAnswer(l *ledger, ids ...string) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	l.namedUntil = time.Now().Add(2*k.s.limit + k.s.cfg.TTL)
-	k.lost(l, ids...)
+	k.lostAnswerLocked(l, ids...)
 }
 
 // lostTake is lostAnswer for a take, which has no IDs: it took rows of one queue, by one filter. The next take of the same
@@ -45,16 +46,16 @@ func (k *kind) lostTake(l *ledger, of *source) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	if now := time.Now(); l.doubts.unsure(now) && !l.lostBy.is(of) || now.Before(l.namedUntil) {
-		of = nil // the rows that one has taken can't be told from those of the other
+		of = nil // another statement is unanswered, too, and its rows can't be told from those of this take
 	}
 	l.lostBy = of
-	k.lost(l)
+	k.lostAnswerLocked(l)
 }
 
-// lost is lostAnswer for a caller that holds the session's mu.
-func (k *kind) lost(l *ledger, ids ...string) {
+// lostAnswerLocked is lostAnswer for a caller that holds the session's mu.
+func (k *kind) lostAnswerLocked(l *ledger, ids ...string) {
 	now := time.Now()
-	k.doubt(l, doubt{now.Add(2*k.s.limit + k.s.cfg.TTL), now.Add(k.lateBy())}, ids...)
+	k.doubt(l, doubt{soon: now.Add(2*k.s.limit + k.s.cfg.TTL), until: now.Add(k.lateBy())}, ids...)
 }
 
 // doubt schedules a look at rows; with no IDs, at all rows. The caller holds the session's mu.
@@ -64,7 +65,7 @@ func (k *kind) doubt(l *ledger, why doubt, ids ...string) {
 	}
 }
 
-// reconcile looks at rows in doubt until the term has ended. Then drain frees all rows.
+// reconcile looks at rows in doubt until the term has ended. Then windDown frees all rows.
 func (k *kind) reconcile(l *ledger) {
 	for !l.term.hasEnded() {
 		k.s.mu.Lock()
@@ -295,8 +296,8 @@ func (k *kind) denied(ctx context.Context, l *ledger, claims map[string]int64) (
 // adoptable returns up to n rows that were taken by a statement whose answer was lost. The caller has the turn,
 // so no other such statement is under way. A row is adoptable only if its token is greater than all earlier
 // tokens: any other token may have been given to a caller. Rows that may have been taken for callers of another
-// source are not adoptable, and none is once such a statement must have landed. The next look at all rows frees
-// the rows that no take has adopted (freeUnknown).
+// source are not adoptable, and no row is once every such statement has landed, unless one is very late. Any look
+// at all rows, also an earlier one, frees the rows that no take has adopted (freeUnknown).
 func (k *kind) adoptable(ctx context.Context, l *ledger, of *source, n int) (rows []objects.Claim, err error) {
 	k.s.mu.Lock()
 	now := time.Now()

@@ -256,7 +256,7 @@ func (s *Session) runTerm(ctx context.Context, t *term) error {
 	case <-ctx.Done():
 		s.end(t, context.Cause(ctx))
 	}
-	s.drain(ctx, t)
+	s.windDown(ctx, t)
 	t.stop() // the term ends by a shutdown, not because its job has returned
 	<-ctx.Done()
 	return nil

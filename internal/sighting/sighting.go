@@ -46,8 +46,8 @@ func (s *Sighting) CanExpireIn(o record.Object, h record.Holding, onlyObserved b
 	return in, false
 }
 
-// SettlesIn returns how long it is until the other rules may decide whether a lease may be taken. mark is its
-// record's, or empty if there is no record. A record from an earlier lineage may lack what a failover has lost, so
+// SettlesIn returns how long it is until a failover of the database has settled, and the other rules, such as
+// CanExpireIn, decide whether a lease may be taken. mark is its record's, or empty if there is no record. A record from an earlier lineage may lack what a failover has lost, so
 // its holder, or a later one, may still trust a term until a TTL after the store was marked. 0 or less: the other
 // rules decide.
 func SettlesIn(on objects.Lineage, mark string, ttl time.Duration, onlyObserved bool) time.Duration {
