@@ -26,11 +26,6 @@ type claimer struct {
 	looked   time.Time
 	lookedAt int
 
-	// Whether the keys of the last statement all had rows and could be taken, so that the next ones may as well; and the sessions
-	// that a look of the present call has found gone, on the server to which the call is bound. Guarded by the kind's turn.
-	likelyFree bool
-	gone       []string
-
 	// send sends the statement that takes keys or rows. free includes those whose sessions are gone.
 	send func(ctx context.Context, l *ledger, free, gone, missing []string) ([]objects.Claim, error)
 	// keep turns what was taken by a statement into claims.
@@ -41,11 +36,6 @@ type claimer struct {
 // another transaction, or was not ready. hinted says that a hint has led to this try.
 func (c *claimer) try(ctx context.Context, ids []string, hinted bool) (got []Claim, locked bool, err error) {
 	err = c.k.claiming(ctx, func(ctx context.Context, l *ledger) error {
-		if !c.one && !c.rows {
-			c.k.taking.begin()
-			defer func() { c.k.taking.end(len(got)) }()
-		}
-		c.gone = nil
 		var refused error
 		for some := range slices.Chunk(ids, perStatement) {
 			if ctx.Err() != nil {
@@ -83,7 +73,6 @@ func (c *claimer) tryNow(ctx context.Context, ids []string) ([]Claim, error) {
 // take makes the term the owner of the rows that it may take. It reads them first, in a separate statement;
 // [objects.Claim] explains why. If any one will do, it first tries to take one that was freed. After a hint,
 // which says that one was, it looks no further if its last look is less than half a TTL ago.
-// It also tries without a look if the keys before could all be taken.
 func (c *claimer) take(ctx context.Context, l *ledger, ids []string, hinted bool) (taken []objects.Claim, locked bool, err error) {
 	k, all := c.k, len(ids)
 	ids, err = k.claimable(l, ids)
@@ -96,17 +85,9 @@ func (c *claimer) take(ctx context.Context, l *ledger, ids []string, hinted bool
 			return taken, false, err
 		}
 	}
-	if c.likelyFree && !c.one && !c.rows {
-		if taken, err = c.write(ctx, l, ids, c.gone, nil); err != nil || len(taken) == len(ids) {
-			return taken, false, err
-		}
-		has := setOf(idsOf(taken))
-		ids = slices.DeleteFunc(ids, func(id string) bool { return has[id] })
-	}
-	c.likelyFree = false
 	rows, err := k.table.look(ctx, k.name, ids)
 	if err != nil {
-		return taken, false, err
+		return nil, false, err
 	}
 	var free, gone []string
 	var unknown []objects.Claim
@@ -134,13 +115,11 @@ func (c *claimer) take(ctx context.Context, l *ledger, ids []string, hinted bool
 		l.term.busy.Go(func() { k.s.wake(keyOf(k.name)) })
 	}
 	if free = append(free, more...); err != nil || len(free) == 0 && len(missing) == 0 {
-		return taken, false, err
+		return nil, false, err
 	}
 	slices.Sort(gone)
-	gone = slices.Compact(gone)
-	rows, err = c.write(ctx, l, free, gone, missing)
-	c.likelyFree, c.gone = len(rows) == len(ids) && len(missing) == 0, gone
-	return append(taken, rows...), err == nil && len(rows) < len(free)+len(missing), err
+	rows, err = c.write(ctx, l, free, slices.Compact(gone), missing)
+	return rows, err == nil && len(rows) < len(free)+len(missing), err
 }
 
 // write sends the statement of take. If the database refuses some rows, write takes the others, and also
@@ -190,7 +169,6 @@ func (c *claimer) wait(ctx context.Context, ids func() []string) ([]Claim, error
 	hints := s.watch(keyOf(c.k.name)) // before the first look, so that no hint is missed
 	defer hints.Stop()
 	defer s.sweeper.addWaiter()()
-	defer s.sweeper.takers.add(hints)()
 	var spurious pace.Limiter
 	for woken, tries := false, 0; ; {
 		ids := ids()

@@ -46,7 +46,5 @@
 //
 // Once per TTL, each session looks for sessions that have expired, removes them, and frees their rows. It
 // also frees rows that name a session without a record. While a caller waits for a key, the session looks
-// three times per TTL, and whenever a session can expire. No other process is needed for that. A caller may take
-// a key as soon as the record of the key's session is gone. While callers do that, one statement after another,
-// hardly any rows are freed, because the database would only write each of them twice.
+// three times per TTL, and whenever a session can expire. No other process is needed for that.
 package claims

@@ -28,7 +28,7 @@ func (k *kind) free(l *ledger, unused bool, rows ...objects.Claim) (batches []*b
 
 // freeBatches frees batches until there are none.
 func (k *kind) freeBatches(l *ledger) {
-	k.awaitOthers(l)
+	runtime.Gosched() // so that funcs that return at the same moment share a statement
 	var hinted time.Time
 	for {
 		k.s.mu.Lock()
@@ -53,17 +53,6 @@ func (k *kind) freeBatches(l *ledger) {
 			l.term.busy.Go(func() { k.s.wake(keyOf(k.name)) }) // while the next batch is freed
 			hinted = time.Now()
 		}
-	}
-}
-
-// awaitOthers lets funcs that return at the same moment share a statement.
-func (k *kind) awaitOthers(l *ledger) {
-	for before, n := -1, 0; n != before && n < perStatement; {
-		runtime.Gosched()
-		before = n
-		k.s.mu.Lock()
-		n = len(l.freeing)
-		k.s.mu.Unlock()
 	}
 }
 
@@ -235,13 +224,11 @@ type page struct {
 	hint bool // callers that wait for such rows are woken once these are free
 }
 
-// readPages reads the rows of a table that name a session until there are no more, or until stopped is closed. While callers take
-// such rows before they are free, it leaves them nearly all, for a while.
+// readPages reads the rows of a table that name a session until there are no more, or until stopped is closed.
 func (s *Session) readPages(ctx context.Context, table *ownerTable, id string, pages chan<- page, stopped <-chan struct{}) error {
 	most := 20 // at first, so that some are free at once, however many there are
 	var last objects.Claim
 	var hinted time.Time
-	began := time.Now()
 	for {
 		var rows []objects.Claim
 		n, err := table.groups.page(ctx, most, func(n int) (err error) {
@@ -251,12 +238,7 @@ func (s *Session) readPages(ctx context.Context, table *ownerTable, id string, p
 		if err != nil || len(rows) == 0 {
 			return err
 		}
-		most = 2 * n
-		if last.ID != "" && time.Since(began) < yieldAtMost && s.mayTake(table, rows[0].Kind) {
-			pace.Sleep(ctx, coalesce)
-			rows, most = rows[:1], 1 // so that the next page begins where they are
-		}
-		last = rows[len(rows)-1]
+		last, most = rows[len(rows)-1], 2*n
 		p := page{rows: rows, hint: len(rows) == n && time.Since(hinted) > coalesce}
 		if p.hint {
 			hinted = time.Now()

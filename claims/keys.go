@@ -186,9 +186,7 @@ func (k *Keys) Kind() string { return k.name }
 // [Keys.Wake] is called. Until it is stopped, the session checks on other sessions whenever one can expire, as
 // during [Keys.Claim]. Watch does no I/O.
 func (k *Keys) Watch() tenure.Subscription {
-	hints := k.s.watch(keyOf(k.name))
-	waits, takes := sync.OnceFunc(k.s.sweeper.addWaiter()), k.s.sweeper.takers.add(hints)
-	return &watch{Subscription: hints, done: func() { waits(); takes() }}
+	return &watch{Subscription: k.s.watch(keyOf(k.name)), done: sync.OnceFunc(k.s.sweeper.addWaiter())}
 }
 
 type watch struct {

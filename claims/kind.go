@@ -23,8 +23,6 @@ type kind struct {
 	queue *Queue        // on a table of the user; nil: the kind is one of keys
 	turn  chan struct{} // held while a statement that takes rows is under way; taken before the session's mu
 
-	taking taking // of keys, by callers that name them
-
 	// The session's mu guards the fields below.
 	ledger  *ledger          // of the latest term; nil before the first
 	running map[string]*call // the funcs of do by key, also those of terms that were lost

@@ -32,9 +32,6 @@ const (
 	// coalesce is the time between two hints while thousands of keys are freed, so that waiting callers do not
 	// look constantly.
 	coalesce = 100 * time.Millisecond
-
-	// yieldAtMost is the longest time for which rows are not freed because callers take some of their kind.
-	yieldAtMost = time.Minute
 )
 
 // SessionConfig configures a [Session]. The zero value is ready to use. Fields that [tenure.LeaseConfig] or

@@ -26,7 +26,6 @@ type sweeper struct {
 	s *Session
 
 	waiting atomic.Int32                    // callers that wait for keys or rows
-	takers  takers                          // those of them that wait for keys
 	kick    chan struct{}                   // receives when a caller begins to wait, or notes an owner
 	known   atomic.Pointer[map[string]bool] // the sessions that the last looks found
 	unknown atomic.Bool                     // a caller has noted an owner that is not among them
@@ -316,15 +315,10 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 	}
 	deleting, cancel := s.writeContext(objects.OnServer(objects.WithLeaseCall(ctx), on.Server))
 	defer cancel()
-	remove := s.store.DeleteIf
-	if notifier, ok := s.store.(tenure.Notifier); ok { // it need not be durable: a claim that relies on it is written later, and is
-		remove = notifier.DeleteAndWake
-	}
-	err = remove(deleting, SessionKey(id), o.Version)
+	err = s.store.DeleteIf(deleting, SessionKey(id), o.Version)
 	switch {
 	case err == nil:
 		w.removed.Add(1)
-		w.takers.wake()
 		s.cfg.Logger.Info("removed expired session", "session", id, "holder", h.Holder)
 		delete(w.seen, id)
 		w.free(ctx, id, s.tables()...)
