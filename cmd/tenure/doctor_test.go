@@ -133,9 +133,9 @@ func TestDoctorFindsEachPlantedFault(t *testing.T) {
 	t.Parallel()
 	h := &hospital{server: kit.StartPostgres(t, kit.OnDisk)}
 	h.url = ready(t, h.server.URL())
-	// A clock whose search_path hides the server's.
+	// A clock whose search_path hides the server's. It is twice as fast: on a busy machine, doctor is uncertain about less.
 	fake := []string{"CREATE SCHEMA fake", "CREATE FUNCTION fake.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS " +
-		"$$SELECT pg_catalog.clock_timestamp() + (pg_catalog.clock_timestamp() - pg_postmaster_start_time()) * 0.1 + interval '3 days'$$"}
+		"$$SELECT pg_catalog.clock_timestamp() + (pg_catalog.clock_timestamp() - pg_postmaster_start_time()) + interval '3 days'$$"}
 	fast := h.in("fast", fake...)
 	standby := func(t *testing.T) *kit.PostgresServer {
 		s, err := h.server.Standby()
