@@ -3,6 +3,7 @@ package etcdtenure
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -91,7 +92,12 @@ func (s *Store) send(ctx context.Context, r request) (*clientv3.TxnResponse, err
 	}
 	switch {
 	case errors.Is(g.err, errGoAlone):
-		return s.ask(ctx, r)
+		resp, err := s.ask(ctx, r)
+		if err == nil && !resp.Succeeded && r.then[0].IsDelete() && errors.Is(g.err, rpctypes.ErrNoSpace) {
+			// A server answers that even after it has executed a transaction. A put would recognise itself.
+			return nil, errors.New("the delete may have been executed with a group that was answered with an error")
+		}
+		return resp, err
 	case g.err != nil:
 		return nil, s.why(ctx, g.err)
 	}
@@ -151,7 +157,7 @@ func (s *Store) sendWaiting() {
 	}
 	gs.sent++
 	var ctx context.Context
-	ctx, g.cancel = context.WithCancel(context.WithoutCancel(members[0].ctx))
+	ctx, g.cancel = context.WithTimeout(context.WithoutCancel(members[0].ctx), requestTimeout) // a write that was given up must not be sent much later
 	// The callers of the group's writes wait for this goroutine. When the last of them gives up, ctx ends it.
 	go func() {
 		defer s.answered()
@@ -162,13 +168,16 @@ func (s *Store) sendWaiting() {
 
 func (s *Store) sendGroup(ctx context.Context, g *group, members []*groupedWrite) {
 	defer close(g.done)
-	r := request{epoch: g.epoch}
+	// The put is executed only under another epoch, and does no harm. Older servers (before 3.7.3) look for puts, and check the
+	// permissions for them, only outside of inner transactions: without it they would execute a group that a newer
+	// member of the same cluster refuses.
+	r := request{epoch: g.epoch, otherwise: []clientv3.Op{clientv3.OpPut(s.cfg.Prefix+"group", "")}}
 	for _, w := range members {
 		r.then = append(r.then, clientv3.OpTxn(w.conditions, w.then, w.otherwise))
 	}
 	resp, err := s.try(ctx, r)
 	if refused(err) {
-		err = errGoAlone
+		err = fmt.Errorf("%w: %w", errGoAlone, err)
 		s.groups.mu.Lock()
 		s.groups.apart = time.Now().Add(groupsApart)
 		s.groups.mu.Unlock()

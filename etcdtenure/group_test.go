@@ -334,3 +334,94 @@ func TestOfTwoDeletionsAtTheSameMomentOneFindsNothing(t *testing.T) {
 		}
 	}
 }
+
+// blockFirst returns a func for openThrough that holds back the first request after it is armed until release is called, so that
+// the writes in the meantime form a group, with which group is called.
+func blockFirst(group txnFunc) (pass func(context.Context, *etcdserverpb.TxnRequest, txnFunc) (*etcdserverpb.TxnResponse, error), arm, release func(), blocked <-chan struct{}) {
+	var armed, first atomic.Bool
+	held, let := make(chan struct{}), make(chan struct{})
+	return func(ctx context.Context, r *etcdserverpb.TxnRequest, send txnFunc) (*etcdserverpb.TxnResponse, error) {
+		switch {
+		case armed.Load() && members(r) > 0:
+			return group(ctx, r)
+		case armed.Load() && first.CompareAndSwap(false, true):
+			close(held)
+			<-let
+		}
+		return send(ctx, r)
+	}, func() { armed.Store(true) }, func() { close(let) }, held
+}
+
+// etcd answers ErrNoSpace even after it has executed a transaction, if that has used up the space.
+func TestADeleteThatItsGroupMayHaveExecutedIsNotTakenForMissing(t *testing.T) {
+	t.Parallel()
+	url := start(t).client
+	behind := etcdserverpb.NewKVClient(connect(t, url).ActiveConnection())
+	pass, arm, release, blocked := blockFirst(func(ctx context.Context, r *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error) {
+		puts := 0
+		for _, op := range r.Failure {
+			if op.GetRequestPut() != nil {
+				puts++
+			}
+		}
+		assert.Equal(t, 1, puts, "by which older servers see that the group writes")
+		if _, err := behind.Txn(ctx, r); err != nil {
+			return nil, err
+		}
+		return nil, rpctypes.ErrGRPCNoSpace
+	})
+	store := openThrough(t, url, pass)
+	var objs [3]tenure.Object
+	for i := range objs {
+		var err error
+		objs[i], err = store.PutIf(t.Context(), tenure.Object{Key: widget(i)}, tenure.IfAbsent())
+		require.NoError(t, err)
+	}
+	arm()
+	var all sync.WaitGroup
+	put := func(i int) {
+		_, err := store.PutIf(t.Context(), tenure.Object{Key: objs[i].Key, Payload: []byte("x")}, tenure.IfVersion(objs[i].Version))
+		assert.NoError(t, err, "it recognises itself")
+	}
+	all.Go(func() { put(0) })
+	<-blocked
+	all.Go(func() { put(2) })
+	err := store.DeleteIf(t.Context(), objs[1].Key, objs[1].Version)
+	release()
+	all.Wait()
+	if err != nil { // it is nil if the two came more than groupPatience apart
+		require.ErrorContains(t, err, "may have been executed")
+		require.NotErrorIs(t, err, tenure.ErrNotFound)
+		require.NotErrorIs(t, err, tenure.ErrSetup)
+	}
+}
+
+// A write that was given up may be sent with its group, but not much later.
+func TestAGroupIsGivenUpWhenAWriteAloneWouldBe(t *testing.T) {
+	t.Parallel()
+	ended := make(chan struct{})
+	pass, arm, release, blocked := blockFirst(func(ctx context.Context, _ *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error) {
+		<-ctx.Done()
+		close(ended)
+		return nil, ctx.Err()
+	})
+	store := openThrough(t, start(t).client, pass)
+	arm()
+	var all sync.WaitGroup
+	defer all.Wait()
+	long, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	put := func(ctx context.Context, i int) {
+		_, _ = store.PutIf(ctx, tenure.Object{Key: widget(i)}, tenure.IfAbsent())
+	}
+	all.Go(func() { put(long, 0) })
+	<-blocked
+	defer release()
+	all.Go(func() { put(long, 1) })
+	select {
+	case <-ended:
+	case <-time.After(kit.Patience):
+		t.Error("the request goes on as long as its caller waits")
+	}
+	cancel()
+}
