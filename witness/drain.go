@@ -35,11 +35,11 @@ func (w *witness) pool(store tenure.Store) *pgxpool.Pool {
 }
 
 // drain ends the sessions of the dead program. Otherwise the server would complete the statements that it still
-// executes for them, when the next job has begun.
-func (w *witness) drain(ctx context.Context, store tenure.Store) error {
+// executes for them, when the next job has begun. Found reports whether there were any.
+func (w *witness) drain(ctx context.Context, store tenure.Store) (found bool, err error) {
 	pool := w.pool(store)
 	if pool == nil {
-		return nil
+		return false, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, longestDrain)
 	defer cancel()
@@ -49,11 +49,12 @@ func (w *witness) drain(ctx context.Context, store tenure.Store) error {
 		err := pool.QueryRow(ctx, `SELECT count(pg_terminate_backend(pid)) `+ofProgram, w.tag()).Scan(&left)
 		switch {
 		case err != nil:
-			return fmt.Errorf("end the program's sessions: %w", err)
+			return found, fmt.Errorf("end the program's sessions: %w", err)
 		case left == 0:
-			return nil
+			return found, nil
 		case !pace.Sleep(ctx, time.Millisecond):
-			return fmt.Errorf("end the program's sessions: %d are left after %v", left, longestDrain)
+			return true, fmt.Errorf("end the program's sessions: %d are left after %v", left, longestDrain)
 		}
+		found = true
 	}
 }

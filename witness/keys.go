@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
@@ -15,47 +16,53 @@ const mostKeys = 100_000
 
 // keys is what the program competes for.
 type keys struct {
-	named map[tenure.Key]naming
-	last  int                 // the number of the last naming
-	wakes map[tenure.Key]bool // woken when a session is released
+	latest, before map[tenure.Key]*naming // two generations
+	last           int                    // the number of the last naming
+	wakes          map[tenure.Key]bool    // woken when a session is released
 }
 
 // naming is what the program has said of a key.
 type naming struct {
-	number   int // of the last time; the numbers grow
-	underWay int // acquires that the store has not answered, as far as the program has said
+	key        tenure.Key
+	number     int       // of the last acquire; the numbers grow
+	unanswered time.Time // when the program sent that acquire; zero if it was answered, or if the program does not say so
 }
 
 func newKeys() *keys {
-	return &keys{named: make(map[tenure.Key]naming), wakes: make(map[tenure.Key]bool)}
+	return &keys{latest: make(map[tenure.Key]*naming), wakes: make(map[tenure.Key]bool)}
 }
 
-// acquires notes that the program is about to send an acquire.
-func (k *keys) acquires(key tenure.Key) {
-	if len(k.named) == 2*mostKeys {
-		for _, old := range k.all()[mostKeys:] {
-			delete(k.named, old)
-		}
+// acquires notes that the program is about to send an acquire, and whether it will say that the acquire was answered.
+func (k *keys) acquires(key tenure.Key, answers bool) {
+	if len(k.latest) == mostKeys {
+		k.before, k.latest = k.latest, make(map[tenure.Key]*naming)
 	}
 	k.last++
-	k.named[key] = naming{k.last, k.named[key].underWay + 1}
+	n := &naming{key: key, number: k.last}
+	if answers {
+		n.unanswered = time.Now()
+	}
+	delete(k.before, key)
+	k.latest[key] = n
 }
 
-// answered notes that an acquire is no longer under way.
+// answered notes that an acquire was answered.
 func (k *keys) answered(key tenure.Key) {
-	if n, ok := k.named[key]; ok {
-		k.named[key] = naming{n.number, n.underWay - 1}
+	if n := cmp.Or(k.latest[key], k.before[key]); n != nil {
+		n.unanswered = time.Time{}
 	}
 }
 
 // all returns sessions, each of which stands for many keys, and then the other keys, each beginning with the last that
 // the program has named: there may not be enough time for all, and the program has probably released the first.
-func (k *keys) all() []tenure.Key {
-	order := func(key tenure.Key) int {
-		if key.Type == objects.SessionType {
-			return k.named[key].number + k.last
+func (k *keys) all() []*naming {
+	order := func(n *naming) int {
+		if n.key.Type == objects.SessionType {
+			return n.number + k.last
 		}
-		return k.named[key].number
+		return n.number
 	}
-	return slices.SortedFunc(maps.Keys(k.named), func(a, b tenure.Key) int { return cmp.Compare(order(b), order(a)) })
+	all := slices.AppendSeq(slices.Collect(maps.Values(k.latest)), maps.Values(k.before))
+	slices.SortFunc(all, func(a, b *naming) int { return cmp.Compare(order(b), order(a)) })
+	return all
 }

@@ -26,6 +26,10 @@ const (
 	firstPause = 20 * time.Millisecond
 	lastPause  = 500 * time.Millisecond
 
+	// longestCall is how long a coordinator waits for an answer. An acquire that the program sent earlier than that before
+	// its death was given up.
+	longestCall = 10 * time.Second
+
 	// longestFlight is how long after the death the witness looks for a lease whose acquire was under way then.
 	longestFlight = 2 * time.Second
 )
@@ -66,7 +70,7 @@ func (w *witness) note(ctx context.Context, text []byte) {
 	case line.Answered != none:
 		w.keys.answered(key(line.Answered))
 	case line.Key != none:
-		w.keys.acquires(key(line.Key))
+		w.keys.acquires(key(line.Key), line.Answers)
 		w.opening.Do(func() {
 			w.opened = make(chan tenure.Store, 1)
 			w.open.Go(func() { w.openStore(ctx) })
@@ -120,7 +124,7 @@ func (w *witness) release(ctx context.Context, died time.Time, status int) {
 	ctx, cancel := context.WithDeadline(ctx, died.Add(w.cfg.Settle+w.cfg.ReleaseTimeout))
 	defer cancel()
 	pace.Sleep(ctx, w.cfg.Settle)
-	store, err := w.prepare(ctx)
+	store, drained, err := w.prepare(ctx)
 	if err != nil {
 		w.cfg.Logger.Error("failed to release leases; they will expire", "status", status, "error", err)
 		return
@@ -130,14 +134,14 @@ func (w *witness) release(ctx context.Context, died time.Time, status int) {
 	for {
 		errs := w.look(ctx, store, keys, died)
 		failed = tally{}
-		var again []tenure.Key
+		var again []*naming
 		for i, err := range errs {
 			switch {
 			case err == nil:
 				released.add(nil)
 			case errors.Is(err, tenure.ErrHeld):
 				left.add(err)
-			case errors.Is(err, errUnderWay) && time.Since(died) < longestFlight:
+			case errors.Is(err, errUnderWay) && !drained && time.Since(died) < longestFlight:
 				again = append(again, keys[i])
 			case !errors.Is(err, errUnderWay) && !errors.Is(err, tenure.ErrNotFound):
 				failed.add(err)
@@ -166,27 +170,30 @@ type tally struct {
 
 func (t *tally) add(err error) { t.n, t.err = t.n+1, cmp.Or(t.err, err) }
 
-// prepare waits until the store is open, and ends the program's sessions in it.
-func (w *witness) prepare(ctx context.Context) (store tenure.Store, err error) {
+// prepare waits until the store is open, and ends the program's sessions in it. Drained means that it had some: then no
+// acquire is under way.
+func (w *witness) prepare(ctx context.Context) (store tenure.Store, drained bool, err error) {
 	select {
 	case store = <-w.opened:
 	case <-ctx.Done():
-		return nil, errors.New("the store could not be opened in time")
+		return nil, false, errors.New("the store could not be opened in time")
 	}
 	for failures := 0; ; failures++ {
-		if err = w.drain(ctx, store); err == nil || !pace.Sleep(ctx, pace.Retry(firstPause, lastPause, failures)) {
-			return store, err
+		found, err := w.drain(ctx, store)
+		drained = drained || found
+		if err == nil || !pace.Sleep(ctx, pace.Retry(firstPause, lastPause, failures)) {
+			return store, drained, err
 		}
 	}
 }
 
 // look releases the leases with these keys, if the program holds them, and wakes those who wait for a session's keys. For
 // each key it returns the error of releaseKey.
-func (w *witness) look(ctx context.Context, store tenure.Store, keys []tenure.Key, died time.Time) []error {
+func (w *witness) look(ctx context.Context, store tenure.Store, keys []*naming, died time.Time) []error {
 	errs := make([]error, len(keys))
 	slots := make(chan struct{}, atOnce)
 	var looking sync.WaitGroup
-	for i, key := range keys {
+	for i, n := range keys {
 		slots <- struct{}{}
 		if errs[i] = ctx.Err(); errs[i] != nil {
 			<-slots
@@ -194,9 +201,9 @@ func (w *witness) look(ctx context.Context, store tenure.Store, keys []tenure.Ke
 		}
 		looking.Go(func() {
 			defer func() { <-slots }()
-			errs[i] = w.releaseKey(ctx, store, key, died)
+			errs[i] = w.releaseKey(ctx, store, n, died)
 			// Also a session that is gone was perhaps released, by a delete whose answer was lost.
-			if err := errs[i]; key.Type == objects.SessionType && (err == nil || errors.Is(err, tenure.ErrNotFound)) {
+			if err := errs[i]; n.key.Type == objects.SessionType && (err == nil || errors.Is(err, tenure.ErrNotFound)) {
 				w.wake(ctx, store)
 			}
 		})
@@ -207,24 +214,25 @@ func (w *witness) look(ctx context.Context, store tenure.Store, keys []tenure.Ke
 
 // releaseKey releases the lease with a key, if the program holds it. [tenure.ErrHeld] means that the lease is left to
 // expire, and [tenure.ErrNotFound] that the program does not hold it, and will not.
-func (w *witness) releaseKey(ctx context.Context, store tenure.Store, key tenure.Key, died time.Time) error {
-	lease, err := w.lease(store, key)
+func (w *witness) releaseKey(ctx context.Context, store tenure.Store, n *naming, died time.Time) error {
+	lease, err := w.lease(store, n.key)
 	if err != nil {
 		return err
 	}
-	older := max(0, w.cfg.Young)
-	if older > 0 {
-		older += time.Since(died)
+	underWay := died.Sub(n.unanswered) < longestCall
+	older := time.Duration(0)
+	if w.cfg.Young > 0 && !underWay { // an acquire that was not answered has begun no job that could have crashed the program
+		older = w.cfg.Young + time.Since(died)
 	}
 	released, err := lease.ReleaseDead(ctx, w.name, older)
 	switch {
 	case released || err != nil:
 		return err
-	case w.keys.named[key].underWay <= 0:
+	case !underWay:
 		return tenure.ErrNotFound
 	}
 	if overtaker, ok := store.(overtaker); ok {
-		switch err := overtaker.Overtake(ctx, key); {
+		switch err := overtaker.Overtake(ctx, n.key); {
 		case err == nil:
 			return tenure.ErrNotFound
 		case !errors.Is(err, tenure.ErrExists):

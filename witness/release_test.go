@@ -11,11 +11,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/witnessed"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -76,7 +79,7 @@ func newDead(t *testing.T) *dead {
 
 // acquired is what the program says of an acquire that was answered.
 func (d *dead) acquired(key tenure.Key) {
-	d.keys.acquires(key)
+	d.keys.acquires(key, true)
 	d.keys.answered(key)
 }
 
@@ -105,7 +108,7 @@ func (d *dead) left(kind, id string) bool {
 
 func TestWhoWaitsForTheKeysOfASessionIsWokenWhenThatIsReleased(t *testing.T) {
 	for name, prepare := range map[string]func(*dead){
-		"other keys are looked for again":  func(d *dead) { d.keys.acquires(tenure.Key{Type: "lease", ID: "under way"}) },
+		"other keys are looked for again":  func(d *dead) { d.keys.acquires(tenure.Key{Type: "lease", ID: "under way"}, true) },
 		"the answer of the delete is lost": func(d *dead) { d.losing = new(sync.Once) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -215,15 +218,17 @@ func (d *dead) acquire(key tenure.Key, later time.Duration) {
 	})
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: "dead"})
 	require.NoError(d, err)
-	d.keys.acquires(key)
+	d.keys.acquires(key, true)
 	go lease.TryAcquire(witnessed.Own(witnessed.With(d.Context(), "w")))
 	<-sent
 }
 
+// No job of it has begun that could have crashed the program, however young its term is.
 func TestAnAcquireThatIsCompletedAfterTheDeathIsFound(t *testing.T) {
 	for _, later := range []time.Duration{0, 50 * time.Millisecond, time.Second, 3 * time.Second / 2} {
 		synctest.Test(t, func(t *testing.T) {
 			d := newDead(t)
+			d.cfg.Young = DefaultYoung
 			d.acquire(tenure.Key{Type: "lease", ID: "web"}, later)
 			require.Less(t, d.dies(), DefaultReleaseTimeout)
 			time.Sleep(later)
@@ -252,7 +257,7 @@ func TestAnAcquireThatMayBeCompletedLateIsOvertaken(t *testing.T) {
 		d := newDead(t)
 		store := overtaking{d.wakeable, make(map[tenure.Key]bool)}
 		free, held := tenure.Key{Type: "lease", ID: "free"}, tenure.Key{Type: "lease", ID: "held"}
-		d.keys.acquires(free)
+		d.keys.acquires(free, true)
 		d.acquire(held, 0) // whose answer the program did not hear
 		synctest.Wait()
 		d.opened <- store
@@ -264,10 +269,80 @@ func TestAnAcquireThatMayBeCompletedLateIsOvertaken(t *testing.T) {
 	})
 }
 
-func TestARestartDoesNotWaitForAnAcquireThatWasAnswered(t *testing.T) {
+func TestARestartWaitsOnlyForAnAcquireThatMayBeUnderWay(t *testing.T) {
+	key := tenure.Key{Type: "lease", ID: "another's"}
+	for name, says := range map[string]func(*dead){
+		"it was answered": func(d *dead) { d.acquired(key) },
+		"a later one was answered": func(d *dead) {
+			d.keys.acquires(key, true)
+			d.acquired(key)
+		},
+		"the program has given it up": func(d *dead) {
+			d.keys.acquires(key, true)
+			time.Sleep(longestCall)
+		},
+		"the program's version does not say what was answered": func(d *dead) {
+			d.opening.Do(func() {})
+			d.note(d.Context(), []byte(`{"key":["lease","another's"]}`))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDead(t)
+				says(d)
+				require.Zero(t, d.dies())
+			})
+		})
+	}
+}
+
+// onPostgres is a store whose sessions the witness ends.
+type onPostgres struct {
+	wakeable
+	pool *pgxpool.Pool
+}
+
+func (s onPostgres) Pool() *pgxpool.Pool { return s.pool }
+
+func TestARestartDoesNotWaitForAnAcquireWhoseSessionWasEnded(t *testing.T) {
+	d := newDead(t)
+	d.name = "of a dead program"
+	url := kit.PostgresURL(t)
+	program, err := pgx.Connect(t.Context(), url)
+	require.NoError(t, err)
+	t.Cleanup(func() { program.Close(context.Background()) })
+	kit.ExecPostgres(t, program, `SELECT set_config('application_name', $1, false)`, d.appName("program"))
+	d.keys.acquires(tenure.Key{Type: "lease", ID: "web"}, true)
+	d.opened <- onPostgres{d.wakeable, kit.PostgresPool(t, url)}
+	died := time.Now()
+	d.release(t.Context(), died, 137)
+	require.Less(t, time.Since(died), longestFlight, d.log.String())
+}
+
+// It may be the job that has crashed the program.
+func TestAYoungTermIsLeftToExpireIfItsAcquireWasAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDead(t)
-		d.acquired(tenure.Key{Type: "lease", ID: "another's"})
+		d, key := newDead(t), tenure.Key{Type: "lease", ID: "web"}
+		d.cfg.Young = DefaultYoung
+		d.keys.acquires(key, true) // whose answer was lost
+		d.acquire(key, 0)
+		synctest.Wait()
+		d.keys.answered(key)
 		require.Zero(t, d.dies())
+		require.True(t, d.left("lease", "web"))
 	})
+}
+
+func TestTheKeysThatAProgramHasNamedLastAreKept(t *testing.T) {
+	k, named := newKeys(), 0
+	for ; named < 2*mostKeys+1; named++ {
+		k.acquires(tenure.Key{Type: "lease", ID: fmt.Sprint(named)}, true)
+	}
+	k.answered(tenure.Key{Type: "lease", ID: fmt.Sprint(mostKeys)})
+	all := k.all()
+	require.Len(t, all, mostKeys+1)
+	for i, n := range all {
+		require.Equal(t, fmt.Sprint(named-1-i), n.key.ID)
+	}
+	require.Zero(t, all[mostKeys].unanswered)
 }

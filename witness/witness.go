@@ -40,7 +40,8 @@ type Config struct {
 	Open func(ctx context.Context) (tenure.Store, error)
 
 	// Young is the age below which a term is left to expire when its process dies. Otherwise a job that crashes its
-	// process would crash one replica after the other. Default 10s; negative: no term is too young.
+	// process would crash one replica after the other. It does not count for an acquire that was not answered yet, because
+	// its job has not begun. Default 10s; negative: no term is too young.
 	Young time.Duration
 
 	// Settle is how long the witness waits between the death and the release, so that requests of the program are
