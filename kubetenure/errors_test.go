@@ -31,14 +31,14 @@ func TestAConfigThatCannotWorkIsRefused(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	widget, other := tenure.Key{Type: "widget", ID: "a"}, tenure.Key{Type: "widget", ID: "b"}
 	for says, cfg := range map[string]kubetenure.Config{
-		"Namespace is empty":    {URL: "https://host"},
-		`"Team A" is no name`:   {Namespace: "Team A", URL: "https://host"},
-		"URL is empty":          {Namespace: "default"},
-		"https://HOST:PORT":     {Namespace: "default", URL: "host:6443"},
-		"credentials come from": {Namespace: "default", URL: "https://user:pa55word@host"},
-		`"A" of widget/a`:       {Namespace: "default", URL: "https://host", Leases: map[tenure.Key]string{widget: "A"}},
-		"Leases: invalid":       {Namespace: "default", URL: "https://host", Leases: map[tenure.Key]string{{}: "a"}},
-		"that of widget/":       {Namespace: "default", URL: "https://host", Leases: map[tenure.Key]string{widget: "a", other: "a"}},
+		"Namespace is empty":           {URL: "https://host"},
+		`"Team A" is not a valid name`: {Namespace: "Team A", URL: "https://host"},
+		"URL is empty":                 {Namespace: "default"},
+		"https://HOST:PORT":            {Namespace: "default", URL: "host:6443"},
+		"credentials come from":        {Namespace: "default", URL: "https://user:pa55word@host"},
+		`"A" of widget/a`:              {Namespace: "default", URL: "https://host", Leases: map[tenure.Key]string{widget: "A"}},
+		"Leases: invalid":              {Namespace: "default", URL: "https://host", Leases: map[tenure.Key]string{{}: "a"}},
+		"that of widget/":              {Namespace: "default", URL: "https://host", Leases: map[tenure.Key]string{widget: "a", other: "a"}},
 	} {
 		_, err := kubetenure.New(cfg)
 		require.ErrorIs(t, err, tenure.ErrInvalid, says)
