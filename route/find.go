@@ -36,6 +36,8 @@ type entry struct {
 	loading  bool          // this process claims the key, or has called Run, which has not called serve
 	owner    *owner        // another process; nil: unknown
 	failed   string        // the session or term that was asked last and did not answer
+	askPause pace.Doubling // before it is asked again
+	askAfter time.Time     // when it may be asked again
 	token    int64         // the greatest token of all answers and calls of Serve
 	waiting  int           // number of requests that wait
 	changed  chan struct{} // closed and replaced when there is news for them
@@ -146,7 +148,6 @@ func (rt *Route) search() {
 		freed = hints.C()
 	}
 	var spurious pace.Limiter
-	again := false
 	for pause := shortestPause; ; {
 		rt.mu.Lock()
 		maps.DeleteFunc(rt.wanted, func(_ string, e *entry) bool { return e.waiting == 0 })
@@ -155,25 +156,23 @@ func (rt *Route) search() {
 		if len(ids) == 0 {
 			return
 		}
-		found := rt.look(ids, again)
+		found := rt.look(ids)
 		pace.Sleep(context.Background(), spurious.IgnoreFor(!found, 10*time.Millisecond))
 		timer := time.NewTimer(pace.Jitter(pause))
 		select {
 		case <-freed:
-			pause, again = shortestPause, true
-		case <-rt.kick:
-			pause, again = shortestPause, false
+			pause = shortestPause
+		case <-rt.kick: // the new key costs one look, and not one per short pause
 		case <-timer.C:
-			pause, again = min(2*pause, longestPause), true
+			pause = min(2*pause, longestPause)
 		}
 		timer.Stop()
 	}
 }
 
-// look looks for the owners of keys, and claims free keys. An owner that was asked last and did not answer is asked again
-// only after a hint or a pause, which again says: it may be about to free the key. look reports whether it found an owner.
-func (rt *Route) look(ids []string, again bool) (found bool) {
-	free, found := rt.findOwners(ids, again)
+// look looks for the owners of keys, and claims free keys. It reports whether it found an owner.
+func (rt *Route) look(ids []string) (found bool) {
+	free, found := rt.findOwners(ids)
 	if len(free) == 0 {
 		return found
 	}
@@ -187,7 +186,7 @@ func (rt *Route) look(ids []string, again bool) (found bool) {
 	select {
 	case left := <-claimed: // other processes were faster, and can be found now
 		if len(left) > 0 {
-			_, more := rt.findOwners(left, again)
+			_, more := rt.findOwners(left)
 			found = found || more
 		}
 		return found || len(left) < len(free)
@@ -196,8 +195,9 @@ func (rt *Route) look(ids []string, again bool) (found bool) {
 	}
 }
 
-// findOwners looks for the owners of keys, and returns the keys to claim.
-func (rt *Route) findOwners(ids []string, again bool) (free []string, found bool) {
+// findOwners looks for the owners of keys, and returns the keys to claim. An owner that was asked last and did not answer is
+// asked again only after a pause: it may be about to free the key.
+func (rt *Route) findOwners(ids []string) (free []string, found bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), rt.cfg.MaxWait)
 	defer cancel()
 	owners, err := rt.find(ctx, ids...)
@@ -228,9 +228,9 @@ func (rt *Route) findOwners(ids []string, again bool) (free []string, found bool
 			e.news()
 		case noAddress != nil:
 			rt.log.Log(rt.cfg.Logger, slog.LevelWarn, "route: the owner of a key has no label with its address", noAddress, "holder", holding.Holder, "label", rt.cfg.Label)
-		case at.Host != rt.own.Host && (again || e.failed != to): // this process never dials itself: Serve wakes the waiting requests
+		case at.Host != rt.own.Host && (e.failed != to || !time.Now().Before(e.askAfter)): // this process never dials itself: Serve wakes the waiting requests
 			found = found || e.failed != to
-			e.owner, e.failed = &owner{to, at, holding.TTL, time.Now()}, ""
+			e.owner = &owner{to, at, holding.TTL, time.Now()}
 			e.news()
 		}
 	}

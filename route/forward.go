@@ -16,6 +16,8 @@ import (
 	"strconv"
 	"sync/atomic"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/pace"
 )
 
 var (
@@ -81,20 +83,25 @@ type stream struct {
 }
 
 const (
-	streamBegun = iota + 1
-	streamOver
+	streamOver  = iota + 1
+	streamBegun // being read
+	streamEnded // read to its end
 )
 
 func (s *stream) Read(b []byte) (int, error) {
 	if !s.state.CompareAndSwap(0, streamBegun) && s.state.Load() == streamOver {
 		return 0, errRefused
 	}
-	return s.ReadCloser.Read(b)
+	n, err := s.ReadCloser.Read(b)
+	if err != nil {
+		s.state.Store(streamEnded)
+	}
+	return n, err
 }
 
 // Close keeps a body open that has not been read.
 func (s *stream) Close() error {
-	if s.state.Load() == streamBegun {
+	if s.state.Load() >= streamBegun {
 		return s.ReadCloser.Close()
 	}
 	return nil
@@ -102,11 +109,34 @@ func (s *stream) Close() error {
 
 // continues is a ResponseWriter for the owner's answer. It leaves out the 100 that the owner sends when it reads a stream;
 // this process sends its own to a client that asks for one.
-type continues struct{ http.ResponseWriter }
+// ReverseProxy clears the headers after each 1xx, so until the answer begins, it gets others than those that were set before.
+type continues struct {
+	http.ResponseWriter
+	of    *attempt
+	hints http.Header
+}
+
+func (w continues) Header() http.Header {
+	if w.of.begun {
+		return w.ResponseWriter.Header()
+	}
+	return w.hints
+}
 
 func (w continues) WriteHeader(status int) {
-	if status != http.StatusContinue {
+	switch {
+	case w.of.begun:
+		if b := w.of.body; b != nil && b.state.Load() != streamEnded && w.of.of.r.ProtoMajor == 1 {
+			w.Header().Set("Connection", "close") // otherwise net/http discards the rest of the body, which the handler may want to read
+		}
 		w.ResponseWriter.WriteHeader(status)
+	case status != http.StatusContinue:
+		header := w.ResponseWriter.Header()
+		before := maps.Clone(header)
+		maps.Copy(header, w.hints)
+		w.ResponseWriter.WriteHeader(status)
+		clear(header)
+		maps.Copy(header, before)
 	}
 }
 
@@ -143,7 +173,7 @@ func (o *outgoing) send(ctx context.Context, w http.ResponseWriter, to *owner) (
 		a.body = &stream{ReadCloser: r.Body}
 		r.Body = a.body
 	}
-	o.rt.proxy.ServeHTTP(continues{w}, r.WithContext(httptrace.WithClientTrace(context.WithValue(sending, attemptKey{}, a), &httptrace.ClientTrace{
+	o.rt.proxy.ServeHTTP(continues{w, a, http.Header{}}, r.WithContext(httptrace.WithClientTrace(context.WithValue(sending, attemptKey{}, a), &httptrace.ClientTrace{
 		// The transport itself retries a request that the receiver has not processed, and gets another connection first.
 		// It also retries an idempotent request that may have run.
 		GetConn: func(string) {
@@ -164,19 +194,23 @@ func (o *outgoing) send(ctx context.Context, w http.ResponseWriter, to *owner) (
 	o.rt.mu.Lock()
 	e := o.rt.entry(o.id)
 	if e.owner == to {
-		e.owner, e.failed = nil, to.to // look again
+		if e.failed != to.to {
+			e.askPause = pace.Doubling{}
+		}
+		e.owner, e.failed = nil, to.to                             // look again
+		pause := e.askPause.Next(0, shortestPause, longestPause/2) // over before the search looks again
+		e.askAfter = time.Now().Add(pace.Jitter(pause))
 	}
 	if errors.Is(a.err, errRefused) { // perhaps because a stranger has sent us a token that is too great
 		e.token = 0
 	}
 	o.rt.mu.Unlock()
 	replays := a.body == nil || a.body.state.CompareAndSwap(0, streamOver)
-	switch {
-	case a.progress.Load() == connecting && sending.Err() == nil: // if it was cancelled, it may be written at this moment
+	// If an attempt was cancelled, it may be written at this moment.
+	switch unsent := errors.Is(a.err, errRefused) || a.progress.Load() == connecting && sending.Err() == nil; {
+	case unsent && replays:
 		return false
-	case errors.Is(a.err, errRefused) && replays:
-		return false
-	case errors.Is(a.err, errRefused):
+	case unsent:
 		o.fail(w, http.StatusServiceUnavailable, errNoReplay)
 	case idempotent && replays && ctx.Err() == nil && !o.mayHaveRun: // only once, in case the request crashes its owners
 		o.mayHaveRun = true
@@ -288,7 +322,9 @@ func (rt *Route) newProxy() *httputil.ReverseProxy {
 			delete(rt.pending, a)
 			a.owner.heard = time.Now()
 			if response.StatusCode != http.StatusSwitchingProtocols { // then the handler has written the headers itself
-				rt.entry(a.of.id).learn(a.owner.to, a.token)
+				e := rt.entry(a.of.id)
+				e.failed = ""
+				e.learn(a.owner.to, a.token)
 			}
 			return nil
 		},
@@ -309,6 +345,9 @@ func rewrite(p *httputil.ProxyRequest) {
 	p.Out.URL.Scheme, p.Out.URL.Host, p.Out.URL.RawQuery = a.owner.url.Scheme, a.owner.url.Host, p.In.URL.RawQuery
 	p.Out.Header.Set(routeHeader, a.header)
 	if a.body != nil {
+		if p.Out.ContentLength < 0 {
+			p.Out.TransferEncoding = []string{"chunked"} // otherwise net/http reads a byte of some bodies before the headers are sent
+		}
 		p.Out.Header.Set("Expect", "100-continue") // so that the owner can refuse the request before the body is read
 	}
 }

@@ -176,6 +176,8 @@ func (tr *told) RoundTrip(r *http.Request) (*http.Response, error) {
 			trace.GetConn("10.0.0.1:1")
 		case 'W':
 			trace.WroteHeaders()
+		case 'R':
+			_, _ = r.Body.Read(make([]byte, 1))
 		}
 	}
 	if tr.calls.Add(1) == 1 {
@@ -189,14 +191,15 @@ func TestARequestIsUnsentOnlyIfItsTransportSaysSo(t *testing.T) {
 		"":    "502 unknown", // the transport tells nothing
 		"C":   "200 ",
 		"CW":  "502 unknown",
-		"CWC": "200 ", // repeated by the transport on another connection, where it was not written
+		"CWC": "200 ",        // repeated by the transport on another connection, where it was not written
+		"CR":  "503 refused", // the beginning of the body is missing
 	} {
 		t.Run(hooks, func(t *testing.T) {
 			path, transport := newFile(t), &told{hooks: hooks}
 			ownedBy(t, path, "h2c://10.0.0.1:1", "x")
 			front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{Transport: transport}, claims.SessionConfig{}, nil)
-			require.Contains(t, ask(front.addr, "POST", "/x", "1", nil).String(), want)
-			require.EqualValues(t, map[bool]int{true: 1, false: 2}[want == "502 unknown"], transport.calls.Load())
+			require.Contains(t, ask(front.addr, "POST", "/x", "1", io.MultiReader(strings.NewReader("long"))).String(), want)
+			require.EqualValues(t, map[bool]int{true: 2, false: 1}[want == "200 "], transport.calls.Load())
 		})
 	}
 }
@@ -302,7 +305,8 @@ func TestOwnersThatStopTheirServersRunNoRequestTwice(t *testing.T) {
 	}
 }
 
-// An owner that refuses before it reads the body leaves it to the next one. The client, which asks for no 100, gets none.
+// An owner that refuses before it reads the body leaves it to the next one. The client, which asks for no 100, gets none. The headers that
+// a handler in front of the route has set stay.
 func TestALongBodyGoesToTheNextOwnerUntilOneHasReadFromIt(t *testing.T) {
 	for _, size := range []int{1001, 100_000, 5 << 20} {
 		for _, chunked := range []bool{false, true} {
@@ -317,27 +321,39 @@ func TestALongBodyGoesToTheNextOwnerUntilOneHasReadFromIt(t *testing.T) {
 					return
 				}
 				ran.Add(1)
+				w.Header().Set("Link", "early")
+				w.WriteHeader(http.StatusEarlyHints)
 				if got, err := io.ReadAll(r.Body); err != nil || !bytes.Equal(got, sent) {
 					t.Errorf("it has read %d bytes of %d: %v", len(got), size, err)
 				}
 			})), "x")
 			front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{MaxReplay: 1000, MaxWait: kit.Patience}, claims.SessionConfig{}, nil)
-			var body io.Reader = bytes.NewReader(sent)
+			addr := listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Set-Before", "yes")
+				r.TransferEncoding = nil // as on HTTP/2
+				front.route.ServeHTTP(w, r)
+			}))
+			method, body := "POST", io.Reader(bytes.NewReader(sent))
 			if chunked {
-				body = io.MultiReader(body)
+				method, body = "DELETE", io.MultiReader(body) // of which net/http would read a byte before it sends the headers
 			}
-			r, err := http.NewRequest("POST", "http://"+front.addr+"/x", body)
+			r, err := http.NewRequest(method, "http://"+addr+"/x", body)
 			require.NoError(t, err)
-			var got1xx []int
+			var got1xx []string
 			answer, err := client.Do(r.WithContext(httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
-				Got1xxResponse: func(code int, _ textproto.MIMEHeader) error { got1xx = append(got1xx, code); return nil },
+				Got1xxResponse: func(code int, header textproto.MIMEHeader) error {
+					got1xx = append(got1xx, fmt.Sprint(code, " ", header.Get("Link")))
+					return nil
+				},
 			})))
 			require.NoError(t, err)
 			answer.Body.Close()
 			require.Equal(t, 200, answer.StatusCode)
 			require.EqualValues(t, 1, ran.Load())
 			require.EqualValues(t, 4, sends.Load())
-			require.Empty(t, got1xx)
+			require.Equal(t, []string{"103 early"}, got1xx)
+			require.Equal(t, []string{"yes"}, answer.Header["Set-Before"])
+			require.Equal(t, []string{"early"}, answer.Header["Link"])
 		}
 	}
 }

@@ -22,35 +22,74 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-func TestAnOwnerThatRefusesIsAskedAgainAfterAHintOrAPause(t *testing.T) {
+func TestAnOwnerThatRefusesIsAskedAgainAfterAPause(t *testing.T) {
 	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
-		var asked atomic.Int32
+		var asked, looks atomic.Int32
+		var ready atomic.Bool
 		owner := n.owner(t, store, "owner", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if asked.Add(1) <= 1000 {
+			if asked.Add(1); !ready.Load() {
 				w.Header().Set("Tenure-Request", "refused")
 				w.WriteHeader(http.StatusMisdirectedRequest)
 			}
 		}), "x")
-		p := n.start(t, store, "a", route.Config{MaxWait: time.Minute})
-		asked.Store(1000)
+		var others []string // the keys of another process
+		for i := range 100 {
+			others = append(others, fmt.Sprint(i))
+		}
+		n.owner(t, store, "others", http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), others...)
+		link := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "claims.look" {
+				looks.Add(1)
+			}
+			return do(ctx)
+		})
+		p := n.start(t, link, "a", route.Config{MaxWait: time.Minute})
+		ready.Store(true)
 		require.Equal(t, http.StatusOK, post(p.route, "/x").Code)
 		time.Sleep(time.Second)
+		ready.Store(false)
 		asked.Store(0)
 		answers := make(chan int, 1)
 		go func() { answers <- post(p.route, "/x").Code }()
 		synctest.Wait()
 		require.EqualValues(t, 1, asked.Load(), "not again at once")
-		time.Sleep(10 * time.Second)
-		synctest.Wait()
-		before := asked.Load()
-		require.InDelta(t, 50, before, 15, "one pause of 250 ms after another")
-		owner.keys.Wake()
-		synctest.Wait()
-		require.Equal(t, before+1, asked.Load(), "at once")
-		time.Sleep(100 * time.Millisecond)
-		require.Greater(t, asked.Load(), before+3, "the pauses begin anew")
-		asked.Store(1000)
+		for name, meanwhile := range map[string]func(i int){
+			"nothing else happens":                func(int) {},
+			"hints come that other keys are free": func(int) { owner.keys.Wake() },
+			"first requests for other keys come":  func(i int) { post(p.route, "/"+others[i]) },
+		} {
+			asked.Store(0)
+			looks.Store(0)
+			for i := range 100 {
+				time.Sleep(30 * time.Millisecond)
+				meanwhile(i)
+			}
+			synctest.Wait()
+			require.InDelta(t, 20, asked.Load(), 12, name)
+			if name != "hints come that other keys are free" { // each of which may be about this one
+				require.Less(t, looks.Load(), int32(150), "a first request costs one look")
+			}
+		}
+		ready.Store(true)
 		require.Equal(t, http.StatusOK, <-answers)
+	})
+}
+
+func TestAKeyThatMovesIsFoundSoonAfterTheHint(t *testing.T) {
+	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
+		former, next := n.start(t, store, "former", route.Config{}), n.start(t, store, "next", route.Config{})
+		n.add("next:1", http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		held := kit.Must(former.keys.Claim(t.Context(), "x"))
+		p := n.start(t, store, "a", route.Config{MaxWait: time.Minute})
+		answers := make(chan int, 1)
+		go func() { answers <- post(p.route, "/x").Code }()
+		time.Sleep(5 * time.Second)
+		require.NoError(t, former.keys.Release(t.Context(), held...))
+		time.Sleep(20 * time.Millisecond)
+		kit.Must(next.keys.TryClaim(t.Context(), "x"))
+		began := time.Now()
+		require.Equal(t, http.StatusOK, <-answers)
+		require.Less(t, time.Since(began), 100*time.Millisecond, "the pauses begin anew")
 	})
 }
 

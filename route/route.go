@@ -73,7 +73,7 @@ type Config struct {
 
 	// MaxWaiting limits how many requests wait in this process for an owner, and how many wait for an owner's answer. A
 	// request beyond a limit is refused at once. The bodies that are kept take up to 2 × MaxWaiting × MaxReplay bytes, 1.3 GB
-	// by default. Default 10,000.
+	// by default, and those that clients are still sending up to MaxReplay bytes each. Default 10,000.
 	MaxWaiting int
 
 	// Idempotent reports whether a request may run more than once. A GET, HEAD, OPTIONS or TRACE, and a request with an
@@ -236,15 +236,16 @@ func address(label string) (*url.URL, error) {
 // no process answers for the key, the request waits, for at most [Config.MaxWait].
 func (rt *Route) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := rt.id(r)
-	if id == "" {
+	hop := r.Header[routeHeader]
+	if id == "" && hop == nil {
 		http.NotFound(w, r)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), rt.cfg.MaxWait)
 	defer cancel()
-	if hop := r.Header[routeHeader]; hop != nil { // a forwarded request is never forwarded again
+	if hop != nil { // a forwarded request is never forwarded again
 		if c := rt.judge(ctx, id, hop); c == nil || c.answer(w, r) == refused {
-			fail(w, r, http.StatusMisdirectedRequest, "this process does not answer for the key")
+			fail(w, r, http.StatusMisdirectedRequest, "")
 		}
 		return
 	}
@@ -286,7 +287,11 @@ func fail(w http.ResponseWriter, r *http.Request, status int, text string) {
 	if fate == refused {
 		w.Header().Set("Retry-After", "1")
 	}
-	if r.Header[routeHeader] != nil || !strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") {
+	if r.Header[routeHeader] != nil { // without a body, because the sender would close the connection instead of reading it
+		w.WriteHeader(status)
+		return
+	}
+	if !strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") {
 		http.Error(w, text, status)
 		return
 	}

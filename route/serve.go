@@ -213,6 +213,10 @@ func (a *answer) begin(status int) bool {
 	if strings.HasPrefix(header.Get("Content-Type"), "text/event-stream") {
 		a.long.Store(true)
 	}
+	long := a.r.ContentLength < 0 || a.r.ContentLength > a.of.rt.cfg.MaxReplay || a.r.Header["Expect"] != nil // HTTP/2 hides Expect
+	if long && status/100 == 2 && a.r.Header[routeHeader] != nil {
+		a.w.WriteHeader(http.StatusContinue) // the handler may read the body later, when net/http does not ask for it any more
+	}
 	a.w.WriteHeader(status)
 	return true
 }

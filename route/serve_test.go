@@ -2,6 +2,7 @@ package route_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -59,8 +60,10 @@ func TestTheOwnerJudgesEachForwardedRequest(t *testing.T) {
 	for _, header := range []string{p.hop("another", 0, 1000), p.hop(session, p.claim.Token+1, 1000), "", "to=" + session, "to=" + session + "; least=x; wait=1", "; ;=;"} {
 		got := ask(p.owner.addr, "POST", "/x", "0", nil, "Tenure-Route", header)
 		require.Contains(t, got.String(), "421 refused", header)
+		require.Empty(t, got.body, "so that the sender can use the connection again")
 	}
 	require.Contains(t, ask(p.other.addr, "POST", "/x", "0", nil, "Tenure-Route", p.hop(session, 0, 100)).String(), "421 refused", "a hop is never forwarded")
+	require.Contains(t, ask(p.owner.addr, "POST", "/", "0", nil, "Tenure-Route", p.hop(session, 0, 100)).String(), "421 refused", "no key, for this process")
 	require.Zero(t, ran.of("0"))
 	for id, got := range map[string]outcome{
 		"1": ask(p.owner.addr, "POST", "/x", "1", nil, "Tenure-Route", p.hop(session, p.claim.Token, 0)),
@@ -77,6 +80,37 @@ func TestTheOwnerJudgesEachForwardedRequest(t *testing.T) {
 	require.Equal(t, route.Owner{URL: "http://" + p.owner.addr, ID: session}, owner)
 	_, err = p.other.route.Owner(t.Context(), "y")
 	require.ErrorIs(t, err, tenure.ErrNotFound)
+}
+
+// A sender waits for a 100 before it sends a long body, and net/http sends none once an answer has begun.
+func TestAnAnswerMayBeginBeforeALongBodyIsRead(t *testing.T) {
+	h2c := new(http.Protocols)
+	h2c.SetUnencryptedHTTP2(true)
+	for name, protocols := range map[string]*http.Protocols{"HTTP/1": nil, "h2c": h2c} {
+		t.Run(name, func(t *testing.T) {
+			store := kit.OpenSQLite(t, newFile(t))
+			owner := startProcess(t, store, "owner", route.Config{}, claims.SessionConfig{}, protocols)
+			transport := &http.Transport{Protocols: protocols, ExpectContinueTimeout: time.Hour}
+			other := startProcess(t, store, "other", route.Config{MaxReplay: 1000, Transport: transport}, claims.SessionConfig{}, nil)
+			owner.serve("x", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.WriteHeader(http.StatusAccepted)
+				if r.Header.Get("Id") == "unread" {
+					return
+				}
+				w.(http.Flusher).Flush()
+				n, err := io.Copy(io.Discard, r.Body)
+				fmt.Fprint(w, n, err)
+			}))
+			for _, size := range []int{100_000, 1 << 20} {
+				for _, id := range []string{"read", "unread"} {
+					want := map[string]string{"read": fmt.Sprintf(`202  "%d <nil>" <nil>`, size), "unread": `202  "" <nil>`}[id]
+					for _, body := range []io.Reader{bytes.NewReader(make([]byte, size)), io.MultiReader(bytes.NewReader(make([]byte, size)))} {
+						require.Equal(t, want, ask(other.addr, "POST", "/x", id, body).String())
+					}
+				}
+			}
+		})
+	}
 }
 
 func TestAKeyIsFreeOnlyWhenItsRequestsAreAnswered(t *testing.T) {
