@@ -261,7 +261,8 @@ func (v leaseView) print(w io.Writer) error {
 	if len(v.Drained) > 0 {
 		table.line("drained", "%s", printable(strings.Join(v.Drained, ", ")))
 	}
-	if v.RenewedAt == nil { // there is no record
+	switch v.State {
+	case stateFree, stateUnused, stateExclusive: // there is no record
 		return table.Flush()
 	}
 	if v.Holder != "" {
