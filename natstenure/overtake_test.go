@@ -45,6 +45,9 @@ func (c *lateConn) Read(b []byte) (int, error) {
 func (c *lateConn) Write(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.dead { // the client says goodbye
+		return len(b), nil
+	}
 	if c.kept == nil && !bytes.Contains(b, []byte(payload)) {
 		return c.Conn.Write(b)
 	}
@@ -74,7 +77,10 @@ func (c *lateConn) deliver(t *testing.T, texts ...string) string {
 	c.reading.Lock() // the client reads no more
 	defer c.reading.Unlock()
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(time.Minute)))
-	_, err := c.Conn.Write(c.kept)
+	c.mu.Lock()
+	kept := c.kept
+	c.mu.Unlock()
+	_, err := c.Conn.Write(kept)
 	require.NoError(t, err)
 	var answer []byte
 	for {
