@@ -94,7 +94,7 @@ const (
 	// StoreClock lets a standby steal when the record's age, by the store's clock, has
 	// reached its TTL, or when [Observed] would, whichever comes first. The clock of a SQLite
 	// store is that of its processes' host. On a [Clockless] store only the latter is
-	// left, so StoreClock means Observed there. That is no less safe, because Observed is the
+	// left, so StoreClock means Observed there. That is as safe, because Observed is the
 	// stricter of the two.
 	StoreClock ExpiryPolicy = iota
 

@@ -99,7 +99,7 @@ func serve(ctx context.Context, cfg Config, conn *net.UnixConn) error {
 	if int(user.Uid) != os.Getuid() {
 		return fmt.Errorf("a process of user %d has connected, and this one is of user %d", user.Uid, os.Getuid())
 	}
-	cfg.NoDrain = true // the process has its environment, and so its PGAPPNAME, from somebody else
+	cfg.NoDrain = true // the process has its environment, and so its PGAPPNAME, from another parent
 	w := &witness{cfg: cfg, name: newName(), keys: newKeys()}
 	defer w.open.Wait()
 	ctx, cancel := context.WithCancel(ctx)

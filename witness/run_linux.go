@@ -165,7 +165,7 @@ func socketPair() (here *net.UnixConn, there *os.File, inode uint64, err error) 
 	return conn.(*net.UnixConn), there, stat.Ino, nil
 }
 
-// newName returns a name that no other witness has. It need not be secret: without the socket, the name is of no use.
+// newName returns a name that no other witness has. It need not be secret: the name is useless without the socket.
 func newName() string {
 	var name [16]byte
 	rand.Read(name[:])

@@ -212,7 +212,7 @@ func (o *options) awaitDrained(ctx context.Context, out *output, store database,
 type replicaView struct {
 	held       []string // leases, and how many claims
 	leases     []string // the keys of the leases in it
-	untaken    []string // the leases it had that nobody holds
+	untaken    []string // leases that the replica had, and that have no holder now
 	hasSession bool
 }
 

@@ -74,9 +74,7 @@ func drawPlot(records []record, f facts) []byte {
 	bottom := plotTop + plotRow*len(names)
 	height := bottom + 64
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" font-family="system-ui, sans-serif" font-size="14" fill="%s">`+"\n",
-		plotWidth, height, plotWidth, height, plotText)
-	fmt.Fprintf(&b, "<title>Handover and failover, by peer: median and 99th percentile</title>\n")
+	b.WriteString(svgHead(plotWidth, height, "Handover and failover, by peer: median and 99th percentile"))
 	for i, p := range panels {
 		left := plotLabels + i*(plotPanel+plotGap)
 		fmt.Fprintf(&b, `<text x="%d" y="20" font-size="17" font-weight="600">%s</text>`+"\n", left, p.title)
@@ -100,10 +98,18 @@ func drawPlot(records []record, f facts) []byte {
 	fmt.Fprintf(&b, `<circle cx="%d" cy="%d" r="5"/><text x="%d" y="%d">median</text>`+"\n", plotLabels+5, legend-5, plotLabels+16, legend)
 	fmt.Fprintf(&b, `<circle cx="%d" cy="%d" r="4" fill="none" stroke="%s" stroke-width="2"/><text x="%d" y="%d">99th percentile</text>`+"\n",
 		plotLabels+91, legend-5, plotText, plotLabels+102, legend)
-	fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="end">PostgreSQL %s, %d CPUs</text>`+"\n",
-		plotLabels+2*plotPanel+plotGap, legend, escape(strings.Fields(f.Postgres + " ?")[0]), f.CPUs)
-	b.WriteString("</svg>\n")
+	b.WriteString(svgEnd(plotLabels+2*plotPanel+plotGap, legend, f))
 	return []byte(b.String())
+}
+
+func svgHead(width, height int, title string) string {
+	return fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" font-family="system-ui, sans-serif" font-size="14" fill="%s">`+"\n<title>%s</title>\n",
+		width, height, width, height, plotText, title)
+}
+
+// svgEnd says what was measured on, in text that ends at x, and ends the document.
+func svgEnd(x, y int, f facts) string {
+	return fmt.Sprintf(`<text x="%d" y="%d" text-anchor="end">PostgreSQL %s, %d CPUs</text>`+"\n</svg>\n", x, y, escape(strings.Fields(f.Postgres + " ?")[0]), f.CPUs)
 }
 
 // axis is a logarithmic axis from one power of ten to another.

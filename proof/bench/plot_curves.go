@@ -78,10 +78,7 @@ func drawCurves(records []record, f facts) []byte {
 		panels, most = panels+1, max(most, len(names))
 	}
 	width, height := max(1, panels)*(curveWidth+curveLeft+14), curveTop+curveHeight+38+most*curveRow+24
-	head := fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" font-family="system-ui, sans-serif" font-size="14" fill="%s">`+"\n<title>Rates and failovers, by workers, keys and TTL</title>\n",
-		width, height, width, height, plotText)
-	fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="end">PostgreSQL %s, %d CPUs</text>`+"\n</svg>\n", width-14, height-8, escape(strings.Fields(f.Postgres + " ?")[0]), f.CPUs)
-	return []byte(head + b.String())
+	return []byte(svgHead(width, height, "Rates and failovers, by workers, keys and TTL") + b.String() + svgEnd(width-14, height-8, f))
 }
 
 // lines returns the panel's lines, and their names in the order in which peers are listed.
