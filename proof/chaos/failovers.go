@@ -1,18 +1,16 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net/url"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/tenurelib/tenure/internal/proctree"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/proof/rig"
 )
@@ -257,13 +255,10 @@ func (db *failovers) freeze() (gone func() error, err error) {
 	if err := syscall.Kill(first, syscall.SIGSTOP); err != nil { // it starts no others from now on
 		return nil, err
 	}
-	children, err := childrenOf(first)
-	if err != nil {
-		return nil, err
-	}
+	children := proctree.Descendants(first)
 	signal := func(s syscall.Signal) {
-		for _, pid := range children {
-			_ = syscall.Kill(pid, s) // one that has ended is as good
+		for _, p := range children {
+			_ = syscall.Kill(p.PID, s) // one that has ended is as good
 		}
 	}
 	signal(syscall.SIGSTOP)
@@ -271,14 +266,4 @@ func (db *failovers) freeze() (gone func() error, err error) {
 		signal(syscall.SIGKILL)
 		return server.Stop("kill")
 	}, nil
-}
-
-// childrenOf returns the IDs of a process' children.
-func childrenOf(pid int) (children []int, err error) {
-	list, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", pid))
-	for _, id := range bytes.Fields(list) {
-		child, _ := strconv.Atoi(string(id))
-		children = append(children, child)
-	}
-	return children, err
 }

@@ -17,7 +17,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strings"
 )
 
 // ErrNotBuilt means that there is no program of the Kubernetes API server: "make kube-apiserver"
@@ -92,21 +91,7 @@ func NewKube(ctx context.Context, etcd *url.URL, keys, dir string, tokens KubeTo
 	k := &Kube{Client: KubeClient(KubeAdmin)}
 	k.URL = &url.URL{Scheme: "https", Host: host}
 	k.Log = filepath.Join(dir, "kube-apiserver.log")
-	k.Answers = func(ctx context.Context) error {
-		ask, err := http.NewRequestWithContext(ctx, http.MethodGet, k.URL.String()+"/readyz", nil)
-		if err != nil {
-			return err
-		}
-		answer, err := k.Client.Do(ask)
-		if err != nil {
-			return err
-		}
-		answer.Body.Close()
-		if answer.StatusCode != http.StatusOK {
-			return fmt.Errorf("%s: %s", ask.URL, answer.Status)
-		}
-		return nil
-	}
+	k.Answers = healthy(k.Client, k.URL.String()+"/readyz")
 	k.Command = func() *exec.Cmd {
 		return exec.Command(program, append([]string{
 			"--etcd-servers=" + etcd.String(), "--cert-dir=" + filepath.Join(dir, "certificates"), "--bind-address=127.0.0.1",
@@ -146,16 +131,9 @@ func writeKeys(private, public string) error {
 	if err != nil {
 		return err
 	}
-	var text strings.Builder
-	if err := pem.Encode(&text, &pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}); err != nil {
+	secret := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
+	if err := os.WriteFile(private, secret, 0o600); err != nil {
 		return err
 	}
-	if err := os.WriteFile(private, []byte(text.String()), 0o600); err != nil {
-		return err
-	}
-	text.Reset()
-	if err := pem.Encode(&text, &pem.Block{Type: "PUBLIC KEY", Bytes: of}); err != nil {
-		return err
-	}
-	return os.WriteFile(public, []byte(text.String()), 0o600)
+	return os.WriteFile(public, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: of}), 0o600)
 }

@@ -117,14 +117,16 @@ func (s *Server) End(signal os.Signal) error {
 	return err
 }
 
+// anew is a client that connects again for each request.
+var anew = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+
 // healthy returns a func that asks a server for its health by HTTP.
-func healthy(url string) func(context.Context) error {
+func healthy(client *http.Client, url string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		ask, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		if err != nil {
 			return err
 		}
-		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 		answer, err := client.Do(ask)
 		if err != nil {
 			return err

@@ -91,7 +91,7 @@ func NewEtcd(ctx context.Context, dir string, args ...string) (*Etcd, error) {
 	e := &Etcd{Peer: "http://" + peer, Data: filepath.Join(dir, "data"), Args: args}
 	e.URL = &url.URL{Scheme: "http", Host: client}
 	e.Log = filepath.Join(dir, "etcd.log")
-	e.Answers = healthy(e.URL.String() + "/health")
+	e.Answers = healthy(anew, e.URL.String()+"/health")
 	e.Command = func() *exec.Cmd {
 		return exec.Command(program, append([]string{"--name", member, "--data-dir", e.Data, "--log-level", "warn",
 			"--listen-client-urls", e.URL.String(), "--advertise-client-urls", e.URL.String(),
@@ -144,6 +144,6 @@ func NewNATS(ctx context.Context, dir, log string) (*Server, error) {
 	return &Server{
 		Process: Process{Command: func() *exec.Cmd { return exec.Command(program, "-c", config) }, Log: log},
 		URL:     &url.URL{Scheme: "nats", Host: client},
-		Answers: healthy("http://" + monitor + "/healthz"),
+		Answers: healthy(anew, "http://"+monitor+"/healthz"),
 	}, nil
 }
