@@ -1,7 +1,5 @@
 package main
 
-import "slices"
-
 // recovers lets all go well from a state on, and reports whether somebody then owns the key in time: within
 // a TTL for the failover, one for the record of an owner that is gone, and one for the trust in a claim.
 func (r *claimRules) recovers(s claimState) bool {
@@ -156,22 +154,7 @@ func (r *claimRules) same(s claimState) claimState {
 	}
 	s.marks, s.begun = markCount, nameCount
 	ofToken(&s.greatest)
-	limit := uint16(noon-r.behind) * clk
-	var low []uint16
-	for _, token := range tokens {
-		if int(*token)-int(shift)*clk < int(limit) {
-			low = append(low, *token)
-		}
-	}
-	slices.Sort(low)
-	low = slices.Compact(low)
-	for _, token := range tokens {
-		if at, ok := slices.BinarySearch(low, *token); ok {
-			*token = limit - uint16(len(low)-at)
-		} else {
-			*token -= uint16(shift) * clk
-		}
-	}
+	closeUp(tokens, int(shift)*clk, int(noon-r.behind)*clk)
 	return s
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"hash/maphash"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -101,7 +102,7 @@ func (m *model[S]) tell(s S, steps []int) (story []string) {
 	return story
 }
 
-// walk takes random steps, of which a walk has up to 200, until the time is up: many more than a search
+// walk takes random steps, of which a walk has up to 60, until the time is up: many more than a search
 // reaches.
 func (m *model[S]) walk(d time.Duration) (f found) {
 	for end := time.Now().Add(d); time.Now().Before(end) && f.bad == ""; {
@@ -139,4 +140,24 @@ func (m *model[S]) walk(d time.Duration) (f found) {
 		}
 	}
 	return f
+}
+
+// closeUp takes shift from all versions. Of those that are then less than limit only the order counts, so they
+// become the numbers below it.
+func closeUp[T int32 | uint16](versions []*T, shift, limit int) {
+	var low []T
+	for _, v := range versions {
+		if int(*v)-shift < limit {
+			low = append(low, *v)
+		}
+	}
+	slices.Sort(low)
+	low = slices.Compact(low)
+	for _, v := range versions {
+		if at, ok := slices.BinarySearch(low, *v); ok {
+			*v = T(limit - len(low) + at)
+		} else {
+			*v -= T(shift)
+		}
+	}
 }

@@ -79,20 +79,7 @@ func (r *failoverRules) same(s failoverState) failoverState {
 	}
 	s.terms, s.marks = int32(len(terms)), int32(len(marks))
 	version(&s.greatest)
-	limit := (noon - r.behind) * clk
-	var low []int32
-	for _, v := range versions {
-		if *v -= shift * clk; *v < limit {
-			low = append(low, *v)
-		}
-	}
-	slices.Sort(low)
-	low = slices.Compact(low)
-	for _, v := range versions {
-		if at, ok := slices.BinarySearch(low, *v); ok {
-			*v = limit - int32(len(low)-at)
-		}
-	}
+	closeUp(versions, int(shift)*clk, int(noon-r.behind)*clk)
 	return s
 }
 
