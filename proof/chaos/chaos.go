@@ -41,50 +41,39 @@ func run(ctx context.Context, out io.Writer, o options) (err error) {
 		}
 		err = fmt.Errorf("%w\nseed %d; the histories and logs are in %s", err, o.seed, dir)
 	}()
-	phases := []struct {
-		name   string
-		ttl    time.Duration
-		expiry tenure.ExpiryPolicy
-		share  int // of the duration
-		task   task
-		keys   int
-		open   func(context.Context) (database, error)
-	}{
-		{"postgres", ttl, tenure.StoreClock, 7, useObjects, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"postgres, observed", ttl, tenure.Observed, 7, useObjects, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"postgres, steady clock", ttl, tenure.StoreClock, 6, useObjects, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }},
-		{"sqlite", ttl, tenure.StoreClock, 6, useObjects, 0, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
-		{"postgres, claims", ttl, tenure.StoreClock, 7, claimKeys, 100_000, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"sqlite, claims", ttl, tenure.StoreClock, 7, claimKeys, 3000, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
-		{"postgres, shards", ttl, tenure.StoreClock, 7, shareShards, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"postgres, rows", ttl, tenure.StoreClock, 6, workOnRows, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }},
-		{"sqlite, rows", ttl, tenure.StoreClock, 6, workOnRows, 0, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
-		{"postgres, requests", ttl, tenure.StoreClock, 7, getRequests, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }},
-		{"postgres, witness", 3 * ttl, tenure.StoreClock, 6, useWitness, 0, func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }},
-		{"sqlite, requests", ttl, tenure.StoreClock, 6, getRequests, 0, func(ctx context.Context) (database, error) { return newSQLite(ctx) }},
-		{"nats", ttl, tenure.Observed, 8, useObjects, 0, func(ctx context.Context) (database, error) { return newNATS(ctx, filepath.Join(dir, "nats.log")) }},
-		{"etcd", ttl, tenure.Observed, 8, useObjects, 0, func(ctx context.Context) (database, error) { return newEtcd(ctx, filepath.Join(dir, "etcd")) }},
-		{"failovers", failoverTTL, tenure.StoreClock, 7, createOnly, 0, func(ctx context.Context) (database, error) { return newFailovers(ctx) }},
+	moving := func(ctx context.Context) (database, error) { return newPostgres(ctx, movesClock) }
+	steady := func(ctx context.Context) (database, error) { return newPostgres(ctx, spoilsTombstones) }
+	lite := func(ctx context.Context) (database, error) { return newSQLite(ctx) }
+	nats := func(ctx context.Context) (database, error) { return newNATS(ctx, filepath.Join(dir, "nats.log")) }
+	etcd := func(ctx context.Context) (database, error) { return newEtcd(ctx, filepath.Join(dir, "etcd")) }
+	replicated := func(ctx context.Context) (database, error) { return newFailovers(ctx) }
+	phases := []*phase{
+		{name: "postgres", open: moving, share: 7, ttl: ttl},
+		{name: "postgres, observed", open: moving, share: 7, ttl: ttl, expiry: tenure.Observed},
+		{name: "postgres, steady clock", open: steady, share: 6, ttl: ttl},
+		{name: "sqlite", open: lite, share: 6, ttl: ttl},
+		{name: "postgres, claims", open: moving, share: 7, ttl: ttl, task: claimKeys, keys: 100_000},
+		{name: "sqlite, claims", open: lite, share: 7, ttl: ttl, task: claimKeys, keys: 3000},
+		{name: "postgres, shards", open: moving, share: 7, ttl: ttl, task: shareShards},
+		{name: "postgres, rows", open: moving, share: 6, ttl: ttl, task: workOnRows},
+		{name: "sqlite, rows", open: lite, share: 6, ttl: ttl, task: workOnRows},
+		{name: "postgres, requests", open: steady, share: 7, ttl: ttl, task: getRequests},
+		{name: "postgres, witness", open: steady, share: 6, ttl: 3 * ttl, task: useWitness},
+		{name: "sqlite, requests", open: lite, share: 6, ttl: ttl, task: getRequests},
+		{name: "nats", open: nats, share: 8, ttl: ttl, expiry: tenure.Observed},
+		{name: "etcd", open: etcd, share: 8, ttl: ttl, expiry: tenure.Observed},
+		{name: "failovers", open: replicated, share: 7, ttl: failoverTTL, task: createOnly},
 	}
 	var results []*result
 	var broken []error
-	for i, kind := range phases {
-		p := &phase{
-			name:     kind.name,
-			dir:      filepath.Join(dir, fmt.Sprint(i)),
-			ttl:      kind.ttl,
-			task:     kind.task,
-			keys:     kind.keys,
-			expiry:   kind.expiry,
-			rand:     rand.New(rand.NewPCG(o.seed, uint64(i))),
-			only:     o.only,
-			other:    o.other,
-			patience: o.patience,
-			log:      func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) },
-		}
-		r, err := runPhase(ctx, p, kind.open, o.duration*time.Duration(kind.share)/100)
+	for i, p := range phases {
+		p.dir = filepath.Join(dir, fmt.Sprint(i))
+		p.rand = rand.New(rand.NewPCG(o.seed, uint64(i)))
+		p.only, p.other, p.patience = o.only, o.other, o.patience
+		p.log = func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
+		r, err := runPhase(ctx, p, o.duration*time.Duration(p.share)/100)
 		if err != nil { // it hides nothing of what the other phases have found
-			broken = append(broken, fmt.Errorf("%s: %w", kind.name, err))
+			broken = append(broken, fmt.Errorf("%s: %w", p.name, err))
 		}
 		if r != nil {
 			results = append(results, r)
@@ -108,8 +97,8 @@ func run(ctx context.Context, out io.Writer, o options) (err error) {
 	return errors.Join(broken...)
 }
 
-func runPhase(ctx context.Context, p *phase, open func(context.Context) (database, error), duration time.Duration) (r *result, err error) {
-	db, err := open(ctx)
+func runPhase(ctx context.Context, p *phase, duration time.Duration) (r *result, err error) {
+	db, err := p.open(ctx)
 	if err != nil {
 		return nil, err
 	}

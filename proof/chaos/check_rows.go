@@ -119,7 +119,7 @@ func (p *phase) awaitEnded(ctx context.Context, db database, faults []*fault) er
 	}
 	const held = `SELECT id || '.' || token FROM work WHERE session IS NOT NULL`
 	looked := max(last.to, monotonic()) // there may be new claims since the last fault
-	before, err := db.ids(ctx, held)
+	before, err := db.texts(ctx, held)
 	allowed := p.allowedAfter(faults...) + closes // a func that finishes a row waits for the pool's connections
 	for left := before; err == nil && len(left) > 0; {
 		now := monotonic()
@@ -130,7 +130,7 @@ func (p *phase) awaitEnded(ctx context.Context, db database, faults []*fault) er
 		}
 		pause(ctx, p.ttl/50)
 		var all []string
-		if all, err = db.ids(ctx, held); err == nil {
+		if all, err = db.texts(ctx, held); err == nil {
 			left = slices.DeleteFunc(left, func(c string) bool { return !slices.Contains(all, c) })
 		}
 		if ctx.Err() != nil {
@@ -145,12 +145,12 @@ func (p *phase) awaitDone(ctx context.Context, db database) error {
 	if p.task != workOnRows {
 		return nil
 	}
-	newest, err := db.ids(ctx, `SELECT CAST(max(id) AS text) FROM work HAVING max(id) IS NOT NULL`)
+	newest, err := db.texts(ctx, `SELECT CAST(max(id) AS text) FROM work HAVING max(id) IS NOT NULL`)
 	if err != nil || len(newest) == 0 {
 		return err
 	}
 	for began := time.Now(); ; pause(ctx, p.ttl/5) {
-		left, err := db.ids(ctx, `SELECT CAST(id AS text) FROM work WHERE status <> 'done' AND id <= `+newest[0])
+		left, err := db.texts(ctx, `SELECT CAST(id AS text) FROM work WHERE status <> 'done' AND id <= `+newest[0])
 		if err != nil || len(left) == 0 || ctx.Err() != nil {
 			return err
 		}

@@ -41,14 +41,23 @@ func kill(_ context.Context, p *phase) (string, ending, error) {
 }
 
 func shutdown(_ context.Context, p *phase) (string, ending, error) {
+	return handOver(p, (*process).terminate, startAll)
+}
+
+func resign(_ context.Context, p *phase) (string, ending, error) {
+	return handOver(p, (*process).resign, func([]*process) error { return nil })
+}
+
+// handOver makes one replica give its lease up. The fault ends once it has.
+func handOver(p *phase, giveUp func(*process) error, end func([]*process) error) (string, ending, error) {
 	victims := p.victims(1)
 	for _, v := range victims {
-		if err := v.terminate(); err != nil {
+		if err := giveUp(v); err != nil {
 			return "", nil, err
 		}
 	}
 	at := monotonic()
-	return names(victims), func() (time.Duration, error) { return at, startAll(victims) }, nil
+	return names(victims), func() (time.Duration, error) { return at, end(victims) }, nil
 }
 
 func startAll(processes []*process) error {
@@ -105,15 +114,4 @@ func freeze(p *phase, victims []*process) (ending, error) {
 		}
 		return to, err
 	}, nil
-}
-
-func resign(_ context.Context, p *phase) (string, ending, error) {
-	victims := p.victims(1)
-	for _, v := range victims {
-		if err := v.resign(); err != nil {
-			return "", nil, err
-		}
-	}
-	at := monotonic()
-	return names(victims), func() (time.Duration, error) { return at, nil }, nil
 }

@@ -14,43 +14,51 @@ const networkFault = "network " // prefix of the names of network faults
 // networkKinds are the faults of the connections to a server, each of which goes through a proxy.
 func networkKinds() []faultKind {
 	return []faultKind{
-		{name: networkFault + "cut", group: "network", weight: 4, begin: network(func(p *phase, w *rig.Weather) { w.Refuse = true })},
-		{name: networkFault + "slow", group: "network", weight: 4, begin: network(func(p *phase, w *rig.Weather) {
-			w.DelayRequests, w.DelayAnswers = p.upTo(p.ttl), p.upTo(p.ttl)
-			switch p.rand.IntN(3) {
-			case 0:
-				w.DelayRequests = 0
-			case 1:
-				w.DelayAnswers = 0
-			}
-		})},
-		{name: networkFault + "hangs", group: "network", weight: 4, begin: network(func(p *phase, w *rig.Weather) {
-			n := p.rand.IntN(3)
-			w.HangRequests, w.HangAnswers = n != 0, n != 1
-		})},
-		{name: "answers lost after commit", group: "network", weight: 5, begin: network(func(p *phase, w *rig.Weather) {
-			w.Lose = lost(0.3 + 0.7*p.rand.Float64())
-		})},
+		{name: networkFault + "cut", group: "network", weight: 4, begin: weather(toServer, cut)},
+		{name: networkFault + "slow", group: "network", weight: 4, begin: weather(toServer, slow)},
+		{name: networkFault + "hangs", group: "network", weight: 4, begin: weather(toServer, hang)},
+		{name: "answers lost after commit", group: "network", weight: 5, begin: weather(toServer, loseWritten)},
 	}
 }
 
+func cut(_ *phase, w *rig.Weather) { w.Refuse = true }
+
+func slow(p *phase, w *rig.Weather) {
+	w.DelayRequests, w.DelayAnswers = p.upTo(p.ttl), p.upTo(p.ttl)
+	switch p.rand.IntN(3) {
+	case 0:
+		w.DelayRequests = 0
+	case 1:
+		w.DelayAnswers = 0
+	}
+}
+
+func hang(p *phase, w *rig.Weather) {
+	n := p.rand.IntN(3)
+	w.HangRequests, w.HangAnswers = n != 0, n != 1
+}
+
+func loseWritten(p *phase, w *rig.Weather) { w.Lose = lost(0.3 + 0.7*p.rand.Float64()) }
+
 func (p *phase) upTo(d time.Duration) time.Duration { return time.Duration(p.rand.Int64N(int64(d))) }
 
-// network does something to the connections of one, several or all replicas.
-func network(change func(p *phase, w *rig.Weather)) func(context.Context, *phase) (string, ending, error) {
+func toServer(p *process) *rig.Proxy { return p.proxy }
+
+// weather does something to the connections of one, several or all replicas, each through its proxy.
+func weather(proxy func(*process) *rig.Proxy, change func(p *phase, w *rig.Weather)) func(context.Context, *phase) (string, ending, error) {
 	return func(_ context.Context, p *phase) (string, ending, error) {
 		victims := p.victims(1 + p.rand.IntN(replicas))
 		var w rig.Weather
 		change(p, &w)
 		for _, v := range victims {
-			v.proxy.Set(w)
+			proxy(v).Set(w)
 		}
 		alsoCut := p.rand.IntN(2) == 0
 		return names(victims), func() (time.Duration, error) {
 			for _, v := range victims {
-				v.proxy.Set(rig.Weather{})
+				proxy(v).Set(rig.Weather{})
 				if alsoCut {
-					v.proxy.Cut()
+					proxy(v).Cut()
 				}
 			}
 			return 0, nil

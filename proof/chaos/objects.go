@@ -55,11 +55,9 @@ func (b *objectsBackend) finish(context.Context, *claims.Queue, claims.Claim, en
 // objectsOnly stands in for the part of a [database] that a store of objects alone does not have.
 type objectsOnly struct{}
 
-func (objectsOnly) unclaimed(context.Context) (free, gone int, err error) {
-	return 0, 0, errors.ErrUnsupported
+func (objectsOnly) texts(context.Context, string) ([]string, error) {
+	return nil, errors.ErrUnsupported
 }
-
-func (objectsOnly) ids(context.Context, string) ([]string, error) { return nil, errors.ErrUnsupported }
 
 // renewObjectAsCopy renews the lease's record without changing its payload, and returns its term and version.
 func renewObjectAsCopy(store tenure.Store) func(context.Context) (string, int64, error) {

@@ -21,6 +21,8 @@ const replicas = 5
 // or two at a time, and after each waits until a replica holds the lease.
 type phase struct {
 	name     string
+	open     func(context.Context) (database, error)
+	share    int // of the duration of the whole run, in percent
 	dir      string
 	ttl      time.Duration
 	task     task
@@ -48,11 +50,8 @@ type database interface {
 	replica(i int, cfg replicaConfig) (replicaConfig, *rig.Proxy, error)
 	kinds() []faultKind
 
-	// unclaimed returns the number of keys without an owner, and of keys whose session is gone.
-	unclaimed(ctx context.Context) (free, gone int, err error)
-
-	// ids returns what a query of the table work returns, as text.
-	ids(ctx context.Context, query string) ([]string, error)
+	// texts returns what a query for one column of texts returns.
+	texts(ctx context.Context, query string) ([]string, error)
 
 	// final injects the fault that can't be undone, if there is one.
 	final(ctx context.Context, p *phase) error

@@ -265,17 +265,7 @@ func (db *postgres) replica(i int, cfg replicaConfig) (replicaConfig, *rig.Proxy
 	return cfg, proxy, nil
 }
 
-func (db *postgres) unclaimed(ctx context.Context) (free, gone int, err error) {
-	conn, err := db.connect(ctx)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer conn.Close(ctx)
-	err = conn.QueryRow(ctx, unclaimedSQL).Scan(&free, &gone)
-	return free, gone, err
-}
-
-func (db *postgres) ids(ctx context.Context, query string) ([]string, error) {
+func (db *postgres) texts(ctx context.Context, query string) ([]string, error) {
 	conn, err := db.connect(ctx)
 	if err != nil {
 		return nil, err

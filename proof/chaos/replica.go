@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/pace"
 )
 
 // replicaEnv holds the configuration of a replica; if it is set, this program is that
@@ -308,17 +309,7 @@ func (r *replica) pulse(ctx context.Context) {
 	}
 }
 
-// pause waits, or returns false when ctx is done.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
-}
+var pause = pace.Sleep
 
 // about returns a random duration between d/2 and 3d/2.
 func about(d time.Duration) time.Duration { return d/2 + rand.N(d+1) }

@@ -201,30 +201,12 @@ func (d *doors) kinds() []faultKind {
 	if d == nil {
 		return nil
 	}
-	weather := func(change func(p *phase, w *rig.Weather)) func(context.Context, *phase) (string, ending, error) {
-		return func(_ context.Context, p *phase) (string, ending, error) {
-			victims := p.victims(1 + p.rand.IntN(replicas))
-			var w rig.Weather
-			change(p, &w)
-			for _, v := range victims {
-				d.peers[v.name()].Set(w)
-			}
-			return names(victims), func() (time.Duration, error) {
-				for _, v := range victims {
-					d.peers[v.name()].Set(rig.Weather{})
-				}
-				return 0, nil
-			}, nil
-		}
-	}
+	toPeer := func(p *process) *rig.Proxy { return d.peers[p.name()] }
 	return []faultKind{
-		{name: peersFault + "cut", group: "peers", weight: 4, begin: weather(func(_ *phase, w *rig.Weather) { w.Refuse = true })},
-		{name: peersFault + "slow", group: "peers", weight: 4, begin: weather(func(p *phase, w *rig.Weather) { w.DelayRequests, w.DelayAnswers = p.upTo(p.ttl), p.upTo(p.ttl) })},
-		{name: peersFault + "hang", group: "peers", weight: 4, begin: weather(func(p *phase, w *rig.Weather) {
-			n := p.rand.IntN(3)
-			w.HangRequests, w.HangAnswers = n != 0, n != 1
-		})},
-		{name: peersFault + "lose answers", group: "peers", weight: 4, begin: weather(func(p *phase, w *rig.Weather) {
+		{name: peersFault + "cut", group: "peers", weight: 4, begin: weather(toPeer, cut)},
+		{name: peersFault + "slow", group: "peers", weight: 4, begin: weather(toPeer, slow)},
+		{name: peersFault + "hang", group: "peers", weight: 4, begin: weather(toPeer, hang)},
+		{name: peersFault + "lose answers", group: "peers", weight: 4, begin: weather(toPeer, func(p *phase, w *rig.Weather) {
 			chance := p.rand.Float64()
 			w.Lose = func([]byte) bool { return rand.Float64() < chance }
 		})},

@@ -150,25 +150,20 @@ func (db *sqlite) replica(_ int, cfg replicaConfig) (replicaConfig, *rig.Proxy, 
 	return cfg, nil, nil
 }
 
-func (db *sqlite) unclaimed(ctx context.Context) (free, gone int, err error) {
-	err = db.books.QueryRowContext(ctx, unclaimedSQL).Scan(&free, &gone)
-	return free, gone, err
-}
-
-func (db *sqlite) ids(ctx context.Context, query string) (ids []string, err error) {
+func (db *sqlite) texts(ctx context.Context, query string) (texts []string, err error) {
 	rows, err := db.books.QueryContext(ctx, query)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var id string
-		if err := rows.Scan(&id); err != nil {
+		var text string
+		if err := rows.Scan(&text); err != nil {
 			return nil, err
 		}
-		ids = append(ids, id)
+		texts = append(texts, text)
 	}
-	return ids, rows.Err()
+	return texts, rows.Err()
 }
 
 func (db *sqlite) close() error {
