@@ -121,5 +121,20 @@ func await(ctx context.Context, closed <-chan struct{}) error {
 	}
 }
 
+// awaitBegun waits until so many have begun, but no longer than a minute.
+func awaitBegun(ctx context.Context, begun <-chan struct{}, all int) error {
+	late := time.After(time.Minute)
+	for n := range all {
+		select {
+		case <-begun:
+		case <-late:
+			return fmt.Errorf("%d of %d hold their leases after a minute", n, all)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
 // interrupted distinguishes an interrupt from a failure of the peer.
 func interrupted(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }

@@ -27,7 +27,6 @@ var measures = []measure{
 	acquireMeasure,
 	renewMeasure,
 	handoverMeasure,
-	pollMeasure,
 	saturatedMeasure,
 	claimsMeasure,
 	rowsMeasure,

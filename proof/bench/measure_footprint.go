@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"runtime"
 	"sync"
 	"time"
@@ -66,15 +65,8 @@ func footprint(ctx context.Context, b *bench, p peer, url string, n int) (per me
 				c.campaign(ctx, func(ctx context.Context) { begun <- struct{}{}; <-ctx.Done() })
 			})
 		}
-		late := time.After(time.Minute)
-		for i := range leases {
-			select {
-			case <-begun:
-			case <-late:
-				return fmt.Errorf("%d of %d leases after a minute", i, leases)
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+		if err := awaitBegun(ctx, begun, leases); err != nil {
+			return err
 		}
 		return pause(ctx, time.Second)
 	}

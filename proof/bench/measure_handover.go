@@ -71,7 +71,7 @@ func measureHandover(ctx context.Context, b *bench) error {
 	if err := notify(ctx, b); err != nil {
 		return err
 	}
-	pollTogether(ctx, b, pollers, 3)
+	pollTogether(ctx, b, pollers)
 	for _, h := range append(eager, pollers...) {
 		h.report(b, "handover", standbys(h.standbys))
 	}
@@ -87,7 +87,8 @@ func standbys(n int) string {
 
 // pollTogether runs the series of polling peers at the same time, each in several lanes,
 // because they mostly sleep.
-func pollTogether(ctx context.Context, b *bench, all []*series, lanes int) {
+func pollTogether(ctx context.Context, b *bench, all []*series) {
+	const lanes = 3
 	var wg sync.WaitGroup
 	for _, h := range all {
 		for range lanes {
@@ -102,9 +103,8 @@ type series struct {
 	peer     peer
 	url      string
 	standbys int
-	n        int           // how many handovers to measure
-	interval time.Duration // a standby's longest sleep; 0 means the peer's default
-	lane     *lane         // of a peer that is notified
+	n        int   // how many handovers to measure
+	lane     *lane // of a peer that is notified
 
 	mu   sync.Mutex // guards the fields below
 	took []time.Duration
@@ -163,7 +163,7 @@ type lane struct {
 func (h *series) open(ctx context.Context, name string) (*lane, error) {
 	opts := make([]options, h.standbys+1)
 	for i := range opts {
-		opts[i] = options{url: h.url, timing: fast, interval: h.interval}
+		opts[i] = options{url: h.url, timing: fast}
 	}
 	work, err := startWork(ctx, h.peer, h.url)
 	if err != nil {

@@ -88,15 +88,8 @@ func measureTTLs(ctx context.Context, b *bench, p peer, loops int) error {
 			all.Go(func() { t.fail(ctx, b.name(), begun, cut) })
 		}
 	}
-	late := time.After(time.Minute)
-	for n := range victims {
-		select {
-		case <-begun:
-		case <-late:
-			return fmt.Errorf("%d of %d victims hold their leases after a minute", n, victims)
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	if err := awaitBegun(ctx, begun, victims); err != nil {
+		return err
 	}
 	if err := pause(ctx, 3*time.Second); err != nil {
 		return err

@@ -13,9 +13,9 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sys/unix"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
@@ -226,25 +226,17 @@ func (p *player) end() {
 // awaitDeath receives when the kernel says that a process is dead, to whoever waits for it.
 func awaitDeath(pid int) <-chan time.Time {
 	died := make(chan time.Time, 1)
-	const pidfdOpen = 434
-	fd, _, errno := syscall.Syscall(pidfdOpen, uintptr(pid), 0, 0)
-	if errno != 0 {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
 		died <- time.Now()
 		return died
 	}
 	go func() {
-		defer syscall.Close(int(fd))
-		poll := struct {
-			fd              int32
-			events, revents int16
-		}{fd: int32(fd), events: 1}
-		for {
-			n, _, errno := syscall.Syscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(&poll)), 1, 0, 0, 0, 0)
-			if n == 1 || errno != syscall.EINTR {
-				died <- time.Now()
-				return
-			}
+		defer unix.Close(fd)
+		for err = unix.EINTR; err == unix.EINTR; {
+			_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
 		}
+		died <- time.Now()
 	}()
 	return died
 }

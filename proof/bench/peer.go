@@ -52,10 +52,6 @@ type options struct {
 	// one of its own.
 	shared bool
 
-	// interval is a standby's longest sleep if the peer lets users configure it; 0 means
-	// that of the timing.
-	interval time.Duration
-
 	ttl     time.Duration // of this library's leases; 0 means that of the timing
 	renewed *atomic.Int64 // counts the renewals of this library's campaigns, if set
 }

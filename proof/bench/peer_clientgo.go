@@ -26,18 +26,12 @@ var clientGoPeer = peer{
 	renews:     time.Second / 2,
 	versionSQL: `SELECT resource_version FROM records WHERE name = $1`,
 	prepare: func(ctx context.Context, url string) error {
-		conn, err := pgx.Connect(ctx, url)
-		if err != nil {
-			return err
-		}
-		defer conn.Close(ctx)
-		_, err = conn.Exec(ctx, `
+		return execute(ctx, url, `
 			CREATE TABLE records (
 				name             text   PRIMARY KEY,
 				record           bytea  NOT NULL,
 				resource_version bigint NOT NULL
 			) WITH (fillfactor = 50)`)
-		return err
 	},
 	open: func(ctx context.Context, o options) (*replica, error) {
 		silenceKlog()

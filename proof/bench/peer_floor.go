@@ -30,12 +30,7 @@ var (
 )
 
 func prepareFloor(ctx context.Context, url string) error {
-	conn, err := pgx.Connect(ctx, url)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(ctx)
-	_, err = conn.Exec(ctx, `
+	return execute(ctx, url, `
 			CREATE TABLE IF NOT EXISTS floor (
 				object_type      text   NOT NULL,
 				id               text   NOT NULL,
@@ -47,7 +42,6 @@ func prepareFloor(ctx context.Context, url string) error {
 				updated_at_ms    bigint NOT NULL,
 				PRIMARY KEY (object_type, id)
 			) WITH (fillfactor = 50)`)
-	return err
 }
 
 func openFloor(ctx context.Context, o options, async bool) (*replica, error) {

@@ -102,14 +102,13 @@ func tenureReplica(store database, o options) *replica {
 			cfg := cfg
 			cfg.Key = tenure.Key{Type: "bench", ID: name}
 			lease, err := tenure.NewLease(store, cfg)
-			return &tenureContender{interval: o.interval, trace: trace, lease: lease}, err
+			return &tenureContender{trace: trace, lease: lease}, err
 		},
 		close: func() { store.Close() },
 	}
 }
 
 type tenureContender struct {
-	interval    time.Duration // a standby's longest sleep
 	trace       *tenure.Trace
 	lease       *tenure.Lease
 	coordinator *tenure.Coordinator // the last campaign's
@@ -123,8 +122,7 @@ func (c *tenureContender) campaign(ctx context.Context, job func(context.Context
 	defer cancel()
 	var err error
 	c.coordinator, err = tenure.NewCoordinator(c.lease, tenure.CoordinatorConfig{
-		AcquireInterval: c.interval,
-		Trace:           c.trace,
+		Trace: c.trace,
 		Reconcile: func(ctx context.Context) error {
 			c.term = tenure.TermFromContext(ctx)
 			job(ctx)

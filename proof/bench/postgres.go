@@ -57,7 +57,7 @@ func (p *postgres) database(ctx context.Context) (string, error) {
 	p.mu.Lock() // measures that run at the same time take turns
 	defer p.mu.Unlock()
 	name := fmt.Sprintf("tenure_bench_%d_%d", os.Getpid(), len(p.made)+1)
-	if err := p.exec(ctx, "CREATE DATABASE "+name); err != nil {
+	if err := execute(ctx, p.url, "CREATE DATABASE "+name); err != nil {
 		return "", err
 	}
 	p.made = append(p.made, name)
@@ -69,8 +69,8 @@ func (p *postgres) database(ctx context.Context) (string, error) {
 	return u.String(), nil
 }
 
-func (p *postgres) exec(ctx context.Context, sql string) error {
-	conn, err := pgx.Connect(ctx, p.url)
+func execute(ctx context.Context, url, sql string) error {
+	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func (p *postgres) close() error {
 	}
 	var err error
 	for _, name := range p.made {
-		err = errors.Join(err, p.exec(context.Background(), "DROP DATABASE "+name+" WITH (FORCE)")) // the run's context may have been cancelled
+		err = errors.Join(err, execute(context.Background(), p.url, "DROP DATABASE "+name+" WITH (FORCE)")) // the run's context may have been cancelled
 	}
 	return err
 }

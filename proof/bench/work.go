@@ -7,8 +7,6 @@ import (
 	"os"
 
 	"github.com/jackc/pgx/v5"
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 )
 
 // work makes small writes, as a service does while it holds a lease. Between two handovers
@@ -22,7 +20,7 @@ type work struct {
 func startWork(ctx context.Context, p peer, url string) (*work, error) {
 	switch p.on {
 	case onEtcd:
-		client, err := clientv3.New(clientv3.Config{Endpoints: []string{url}, Logger: zap.NewNop()})
+		client, err := etcdClient(url)
 		if err != nil {
 			return nil, err
 		}
