@@ -91,10 +91,7 @@ func look(ctx context.Context, store database, key tenure.Key) (leaseView, error
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	view, err := readLease(ctx, store, key)
-	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		err = fmt.Errorf("the store does not answer: %w", err)
-	}
-	return view, err
+	return view, answered(ctx, err)
 }
 
 func (c change) print(w io.Writer) error {

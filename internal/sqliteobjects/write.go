@@ -165,13 +165,10 @@ func (t *Table) Fenced(ctx context.Context, fence *objects.Fence, fn func(*sql.T
 	if fence == nil {
 		return t.transact(ctx, "", fn)
 	}
-	return t.explain(t.write(ctx, fence, func(tx *sql.Tx) error { return inOneTx(ctx, tx, fn) }))
-}
-
-// inOneTx runs a caller's func, which must not end the transaction.
-func inOneTx(ctx context.Context, tx *sql.Tx, fn func(*sql.Tx) error) error {
-	fnErr, err := objects.InOneTx(ctx, tx, fn)
-	return cmp.Or(fnErr, err)
+	return t.explain(t.write(ctx, fence, func(tx *sql.Tx) error {
+		fnErr, err := objects.InOneTx(ctx, tx, fn) // the caller's func must not end the transaction
+		return cmp.Or(fnErr, err)
+	}))
 }
 
 // FenceStatement returns a statement that fails unless the fence holds; for a nil fence it always
