@@ -215,7 +215,7 @@ func TestAWitnessIsToldOfEachAcquireAndOfItsAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.Faulty(storetest.NewMem(), nil)
 		key := [2]string{kit.LeaseKey.Type, kit.LeaseKey.ID}
-		acquires, answered := witnessed.Line{Key: key}, witnessed.Line{Answered: key}
+		acquires, answered := witnessed.Line{Key: key, Answers: true}, witnessed.Line{Answered: key}
 		tries := func(want error, lines ...witnessed.Line) {
 			t.Helper()
 			var said []witnessed.Line

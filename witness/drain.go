@@ -11,6 +11,9 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
+// longestDrain is how long the witness waits for the program's sessions to end, before it tries again.
+const longestDrain = time.Second
+
 // appName returns the program's PGAPPNAME. Drivers use it for each connection that has no application_name of its own,
 // which is how the witness finds the program's sessions.
 func (w *witness) appName(name string) string {
@@ -32,28 +35,26 @@ func (w *witness) pool(store tenure.Store) *pgxpool.Pool {
 }
 
 // drain ends the sessions of the dead program. Otherwise the server would complete the statements that it still
-// executes for them, when the next job has begun. Found reports whether there were any: then no acquire is under way.
+// executes for them, when the next job has begun. Found reports whether there were any.
 func (w *witness) drain(ctx context.Context, store tenure.Store) (found bool, err error) {
 	pool := w.pool(store)
-	for failures := 0; pool != nil; {
+	if pool == nil {
+		return false, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, longestDrain)
+	defer cancel()
+	for {
 		// A session leaves the view after its transaction has ended. If it cannot be ended, it may just have ended itself.
 		var left int
-		calling, cancel := context.WithTimeout(ctx, time.Second)
-		err := pool.QueryRow(calling, `SELECT count(pg_terminate_backend(pid)) `+ofProgram, w.tag()).Scan(&left)
-		cancel()
-		pause := time.Millisecond
+		err := pool.QueryRow(ctx, `SELECT count(pg_terminate_backend(pid)) `+ofProgram, w.tag()).Scan(&left)
 		switch {
 		case err != nil:
-			pause = pace.Retry(firstPause, lastPause, failures)
-			failures++
+			return found, fmt.Errorf("end the program's sessions: %w", err)
 		case left == 0:
 			return found, nil
-		default:
-			found, err = true, fmt.Errorf("%d are left", left)
+		case !pace.Sleep(ctx, time.Millisecond):
+			return true, fmt.Errorf("end the program's sessions: %d are left after %v", left, longestDrain)
 		}
-		if !pace.Sleep(ctx, pause) {
-			return found, fmt.Errorf("end the program's sessions: %w", err)
-		}
+		found = true
 	}
-	return found, nil
 }

@@ -25,21 +25,25 @@ type keys struct {
 type naming struct {
 	key        tenure.Key
 	number     int       // of the last acquire; the numbers grow
-	unanswered time.Time // when the program sent that acquire; zero if it was answered
+	unanswered time.Time // when the program sent that acquire; zero if it was answered, or if the program does not say so
 }
 
 func newKeys() *keys {
 	return &keys{latest: make(map[tenure.Key]*naming), wakes: make(map[tenure.Key]bool)}
 }
 
-// acquires notes that the program is about to send an acquire.
-func (k *keys) acquires(key tenure.Key) {
+// acquires notes that the program is about to send an acquire, and whether it will say that the acquire was answered.
+func (k *keys) acquires(key tenure.Key, answers bool) {
 	if len(k.latest) == mostKeys {
 		k.before, k.latest = k.latest, make(map[tenure.Key]*naming)
 	}
 	k.last++
+	n := &naming{key: key, number: k.last}
+	if answers {
+		n.unanswered = time.Now()
+	}
 	delete(k.before, key)
-	k.latest[key] = &naming{key: key, number: k.last, unanswered: time.Now()}
+	k.latest[key] = n
 }
 
 // answered notes that an acquire was answered.

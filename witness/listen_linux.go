@@ -57,13 +57,13 @@ func Listen(ctx context.Context, cfg Config, path string) error {
 
 // canListen returns an error if the kernel cannot identify the process that connects.
 func canListen() error {
-	here, there, _, err := socketPair()
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return err
+		return os.NewSyscallError("socketpair", err)
 	}
-	defer here.Close()
-	defer there.Close()
-	peer, err := peerOf(int(there.Fd()))
+	defer syscall.Close(fds[0])
+	defer syscall.Close(fds[1])
+	peer, err := peerOf(fds[0])
 	if err != nil {
 		return fmt.Errorf("this kernel is too old for a sidecar, which needs Linux 6.5 (%w): run the witness as the parent of the program", err)
 	}

@@ -46,8 +46,9 @@ type witness struct {
 	name string // in records
 	keys *keys
 
-	opened chan tenure.Store // nil until the program first competes
-	open   sync.WaitGroup
+	opening sync.Once
+	opened  chan tenure.Store
+	open    sync.WaitGroup
 }
 
 // overtaker is a store whose server can complete an acquire long after the process that has sent it is dead. Overtake
@@ -69,27 +70,29 @@ func (w *witness) note(ctx context.Context, text []byte) {
 	case line.Answered != none:
 		w.keys.answered(key(line.Answered))
 	case line.Key != none:
-		w.keys.acquires(key(line.Key))
-		if w.opened == nil {
+		w.keys.acquires(key(line.Key), line.Answers)
+		w.opening.Do(func() {
 			w.opened = make(chan tenure.Store, 1)
 			w.open.Go(func() { w.openStore(ctx) })
-		}
+		})
 	}
 }
 
 // openStore opens the store, and keeps the connection alive until ctx is done.
 func (w *witness) openStore(ctx context.Context) {
 	var store tenure.Store
-	for failures := 0; ; failures++ {
+	for failures := 0; store == nil; failures++ {
 		var err error
 		store, err = w.cfg.Open(ctx)
-		if err == nil && !objects.IsNil(store) {
-			break
+		if err == nil && store == nil {
+			err = errors.New("Open has returned neither a store nor an error")
 		}
-		w.cfg.Logger.Warn("failed to open the store of the leases; retrying",
-			"error", cmp.Or(err, errors.New("Open has returned neither a store nor an error")))
-		if !pace.Sleep(ctx, pace.Retry(time.Second, pingInterval, failures)) {
-			return
+		if err != nil {
+			store = nil
+			w.cfg.Logger.Warn("failed to open the store of the leases; retrying", "error", err)
+			if !pace.Sleep(ctx, pace.Retry(time.Second, pingInterval, failures)) {
+				return
+			}
 		}
 	}
 	if closer, ok := store.(io.Closer); ok {
@@ -121,14 +124,7 @@ func (w *witness) release(ctx context.Context, died time.Time, status int) {
 	ctx, cancel := context.WithDeadline(ctx, died.Add(w.cfg.Settle+w.cfg.ReleaseTimeout))
 	defer cancel()
 	pace.Sleep(ctx, w.cfg.Settle)
-	var store tenure.Store
-	var drained bool
-	err := errors.New("the store could not be opened in time")
-	select {
-	case store = <-w.opened:
-		drained, err = w.drain(ctx, store)
-	case <-ctx.Done():
-	}
+	store, drained, err := w.prepare(ctx)
 	if err != nil {
 		w.cfg.Logger.Error("failed to release leases; they will expire", "status", status, "error", err)
 		return
@@ -174,6 +170,23 @@ type tally struct {
 
 func (t *tally) add(err error) { t.n, t.err = t.n+1, cmp.Or(t.err, err) }
 
+// prepare waits until the store is open, and ends the program's sessions in it. Drained means that it had some: then no
+// acquire is under way.
+func (w *witness) prepare(ctx context.Context) (store tenure.Store, drained bool, err error) {
+	select {
+	case store = <-w.opened:
+	case <-ctx.Done():
+		return nil, false, errors.New("the store could not be opened in time")
+	}
+	for failures := 0; ; failures++ {
+		found, err := w.drain(ctx, store)
+		drained = drained || found
+		if err == nil || !pace.Sleep(ctx, pace.Retry(firstPause, lastPause, failures)) {
+			return store, drained, err
+		}
+	}
+}
+
 // look releases the leases with these keys, if the program holds them, and wakes those who wait for a session's keys. For
 // each key it returns the error of releaseKey.
 func (w *witness) look(ctx context.Context, store tenure.Store, keys []*naming, died time.Time) []error {
@@ -182,6 +195,10 @@ func (w *witness) look(ctx context.Context, store tenure.Store, keys []*naming, 
 	var looking sync.WaitGroup
 	for i, n := range keys {
 		slots <- struct{}{}
+		if errs[i] = ctx.Err(); errs[i] != nil {
+			<-slots
+			continue
+		}
 		looking.Go(func() {
 			defer func() { <-slots }()
 			errs[i] = w.releaseKey(ctx, store, n, died)
@@ -199,7 +216,7 @@ func (w *witness) look(ctx context.Context, store tenure.Store, keys []*naming, 
 // expire, and [tenure.ErrNotFound] that the program does not hold it, and will not.
 func (w *witness) releaseKey(ctx context.Context, store tenure.Store, n *naming, died time.Time) error {
 	lease, err := w.lease(store, n.key)
-	if err = cmp.Or(err, ctx.Err()); err != nil {
+	if err != nil {
 		return err
 	}
 	underWay := died.Sub(n.unanswered) < longestCall

@@ -79,7 +79,7 @@ func newDead(t *testing.T) *dead {
 
 // acquired is what the program says of an acquire that was answered.
 func (d *dead) acquired(key tenure.Key) {
-	d.keys.acquires(key)
+	d.keys.acquires(key, true)
 	d.keys.answered(key)
 }
 
@@ -108,7 +108,7 @@ func (d *dead) left(kind, id string) bool {
 
 func TestWhoWaitsForTheKeysOfASessionIsWokenWhenThatIsReleased(t *testing.T) {
 	for name, prepare := range map[string]func(*dead){
-		"other keys are looked for again":  func(d *dead) { d.keys.acquires(tenure.Key{Type: "lease", ID: "under way"}) },
+		"other keys are looked for again":  func(d *dead) { d.keys.acquires(tenure.Key{Type: "lease", ID: "under way"}, true) },
 		"the answer of the delete is lost": func(d *dead) { d.losing = new(sync.Once) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -188,7 +188,6 @@ func TestManyKeysOfThePastDoNotHoldUpTheRelease(t *testing.T) {
 func TestAnOpenThatReturnsNothingIsRetriedAsAnErrorIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDead(t)
-		d.opened = nil
 		opens := 0
 		d.cfg.Open = func(context.Context) (tenure.Store, error) {
 			if opens++; opens < 3 {
@@ -219,7 +218,7 @@ func (d *dead) acquire(key tenure.Key, later time.Duration) {
 	})
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: "dead"})
 	require.NoError(d, err)
-	d.keys.acquires(key)
+	d.keys.acquires(key, true)
 	go lease.TryAcquire(witnessed.Own(witnessed.With(d.Context(), "w")))
 	<-sent
 }
@@ -258,7 +257,7 @@ func TestAnAcquireThatMayBeCompletedLateIsOvertaken(t *testing.T) {
 		d := newDead(t)
 		store := overtaking{d.wakeable, make(map[tenure.Key]bool)}
 		free, held := tenure.Key{Type: "lease", ID: "free"}, tenure.Key{Type: "lease", ID: "held"}
-		d.keys.acquires(free)
+		d.keys.acquires(free, true)
 		d.acquire(held, 0) // whose answer the program did not hear
 		synctest.Wait()
 		d.opened <- store
@@ -275,12 +274,16 @@ func TestARestartWaitsOnlyForAnAcquireThatMayBeUnderWay(t *testing.T) {
 	for name, says := range map[string]func(*dead){
 		"it was answered": func(d *dead) { d.acquired(key) },
 		"a later one was answered": func(d *dead) {
-			d.keys.acquires(key)
+			d.keys.acquires(key, true)
 			d.acquired(key)
 		},
 		"the program has given it up": func(d *dead) {
-			d.keys.acquires(key)
+			d.keys.acquires(key, true)
 			time.Sleep(longestCall)
+		},
+		"the program's version does not say what was answered": func(d *dead) {
+			d.opening.Do(func() {})
+			d.note(d.Context(), []byte(`{"key":["lease","another's"]}`))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -309,7 +312,7 @@ func TestARestartDoesNotWaitForAnAcquireWhoseSessionWasEnded(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { program.Close(context.Background()) })
 	kit.ExecPostgres(t, program, `SELECT set_config('application_name', $1, false)`, d.appName("program"))
-	d.keys.acquires(tenure.Key{Type: "lease", ID: "web"})
+	d.keys.acquires(tenure.Key{Type: "lease", ID: "web"}, true)
 	d.opened <- onPostgres{d.wakeable, kit.PostgresPool(t, url)}
 	died := time.Now()
 	d.release(t.Context(), died, 137)
@@ -321,7 +324,7 @@ func TestAYoungTermIsLeftToExpireIfItsAcquireWasAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, key := newDead(t), tenure.Key{Type: "lease", ID: "web"}
 		d.cfg.Young = DefaultYoung
-		d.keys.acquires(key) // whose answer was lost
+		d.keys.acquires(key, true) // whose answer was lost
 		d.acquire(key, 0)
 		synctest.Wait()
 		d.keys.answered(key)
@@ -333,7 +336,7 @@ func TestAYoungTermIsLeftToExpireIfItsAcquireWasAnswered(t *testing.T) {
 func TestTheKeysThatAProgramHasNamedLastAreKept(t *testing.T) {
 	k, named := newKeys(), 0
 	for ; named < 2*mostKeys+1; named++ {
-		k.acquires(tenure.Key{Type: "lease", ID: fmt.Sprint(named)})
+		k.acquires(tenure.Key{Type: "lease", ID: fmt.Sprint(named)}, true)
 	}
 	k.answered(tenure.Key{Type: "lease", ID: fmt.Sprint(mostKeys)})
 	all := k.all()

@@ -3,7 +3,7 @@
 //
 // The process tells its witness which keys it competes for, in lines of JSON on a socket, and never waits for a reply:
 //
-//	{"key":["lease","web"]}                    before it sends an acquire
+//	{"key":["lease","web"],"answers":true}     before it sends an acquire, of which it says when it is answered
 //	{"answered":["lease","web"]}               when the store has answered an acquire
 //	{"wake":["tenure.claims","kind tenant"]}   what the witness wakes when it has released a session
 package witnessed
@@ -26,6 +26,7 @@ const Env = "TENURE_WITNESS"
 // Line is what a process tells its witness.
 type Line struct {
 	Key      [2]string `json:"key,omitzero"`
+	Answers  bool      `json:"answers,omitzero"` // false: of an earlier version, which does not say what was answered
 	Answered [2]string `json:"answered,omitzero"`
 	Wake     [2]string `json:"wake,omitzero"`
 }
@@ -71,7 +72,7 @@ func With(ctx context.Context, name string, hear ...func(Line)) context.Context 
 // Tell tells the witness that this process competes for a key, and returns the name of the witness. The name is empty if
 // there is no witness, or if the line could not be sent. Only the first failure returns an error.
 func Tell(ctx context.Context, kind, id string) (name string, err error) {
-	return tell(ctx, Line{Key: [2]string{kind, id}})
+	return tell(ctx, Line{Key: [2]string{kind, id}, Answers: true})
 }
 
 // Answered tells the witness that the store has answered the acquire that Tell announced: it is no longer under way.
