@@ -1,18 +1,14 @@
 package tenure
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"math/rand/v2"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/clock"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/record"
 )
 
@@ -149,13 +145,6 @@ func (l *Lease) releaseResult(ctx context.Context, term *Term, offerFor time.Dur
 	}
 }
 
-// orphan is what a lease keeps of a term that nothing relies on any more, but whose record may
-// still stand.
-type orphan struct {
-	term     *Term
-	offerFor time.Duration // see [Lease.release]
-}
-
 // removeOrphan releases a record that was just read, if it is an orphan of this lease: to the
 // replica that its release named, if there is one. It reports whether it did.
 func (l *Lease) removeOrphan(ctx context.Context, by caller, read reading) (removed bool, err error) {
@@ -240,171 +229,4 @@ func (l *Lease) request(ctx context.Context, to, term string) error {
 	}
 	l.wake(ctx) // if that fails, the holder finds the request at its next renewal
 	return nil
-}
-
-// Resume continues a term that another process has begun, or that this one began before it was
-// restarted. It renews the record, which keeps its TTL and its labels, and returns the term,
-// trusted from before the renewal was sent. id and token are what [Term.ID] and [Term.Token]
-// returned where the term began; no later token is needed.
-//
-// To renew the term, resume it again, in any process, or pass it to [Coordinator.Hold] or
-// [Lease.Renew] in one process. The process that began the term loses it at its next renewal or
-// release, with [ErrLost]; a process that holds what it has resumed loses it likewise when
-// another one resumes it.
-//
-// Two processes must not rely on one term. There are two ways to be sure of that:
-//
-//   - The former process is dead, or has stopped what it did under the term: a program that was restarted, or one that
-//     handed its work over. A former process that still runs trusts the term until its own trust ends, and no fence
-//     and no token can tell the two apart.
-//   - Only a worker relies on the term, and servers resume it for the worker whenever its
-//     heartbeat arrives at one of them. The worker trusts the term for TTL − Margin from before
-//     it sent the heartbeat that was last answered; the servers' terms mean nothing.
-//
-// The record continues to name the process that began the term. [CoordinatorConfig.FencePredecessor] gets that name,
-// so don't use both. A resumed term that a process holds is lost if a renewal gets no answer, and can be resumed
-// again. A request of [Lease.RequestRelease] reaches only [Coordinator.Hold], not a worker behind servers.
-//
-// After a failover of the database, Resume returns [ErrHeld] until that has settled: another term may have followed,
-// and its record been lost. It returns [ErrLost] if the record is another term's or is gone, or if the process that
-// began the term is about to end it: see [Lease.Seal]. It resumes an expired record if no replica has taken the lease
-// over, so that a late worker loses nothing. After any other error the record may have been renewed; Resume may be
-// called again.
-//
-// On Postgres it takes one round trip, except the first time.
-func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, error) {
-	err := cmp.Or(objects.ValidText("term", id), ctx.Err())
-	switch {
-	case id == "":
-		err = fmt.Errorf("%w: the term's ID is empty", ErrInvalid)
-	case token <= 0:
-		err = fmt.Errorf("%w: token %d is not positive", ErrInvalid, token)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("tenure: resume %s: %w", l.cfg.Key, err)
-	}
-	now := clock.From(ctx)
-	attempt := now()
-	on, err := l.lineage(ctx)
-	if err != nil {
-		return nil, err
-	}
-	obj, err := l.resumeAsItIs(ctx, id, on)
-	var request *record.Request
-	for conflicts := 0; errors.Is(err, ErrNotFound) || errors.Is(err, ErrConflict); conflicts++ {
-		// Others may resume the term at the same moment. The random pause keeps them apart.
-		if conflicts > 0 && !pace.Sleep(ctx, rand.N(time.Millisecond<<min(conflicts, 6))) {
-			return nil, fmt.Errorf("tenure: resume %s: %w: %w", l.cfg.Key, context.Cause(ctx), err)
-		}
-		var read reading
-		if read, err = l.resumable(ctx, id); err != nil {
-			return nil, err
-		}
-		obj, request, on = read.Object, read.stored.Request(), read.on
-		obj.Labels = record.WithMark(read.stored.AsResumed(id), id, on.Mark)
-		if before := read.holding.unconfirmed; before != nil {
-			obj.Labels = record.WithUnconfirmed(obj.Labels, id, recorded(before))
-		}
-		attempt = now()
-		obj, err = l.put(ctx, obj, IfVersion(read.Version).OnServer(on.Server, 0))
-	}
-	if err != nil {
-		return nil, err
-	}
-	l.memory.SawVersion(obj.Version)
-	if l.memory.IsLast(id) {
-		l.memory.FoundCopy(id) // another process may rely on it
-	}
-	term, err := l.resumedTerm(obj, token, now, attempt)
-	if err != nil {
-		return nil, fmt.Errorf("tenure: resume %s: %w", l.cfg.Key, err)
-	}
-	term.on, term.vouched = on, on.Mark
-	term.request.Store(request) // which the write has removed from the record
-	return term, nil
-}
-
-// resumer is a store that can renew a record by what it contains, in one round trip.
-type resumer interface {
-	// resume returns [ErrNotFound] unless the record is the term's, was resumed before, and may
-	// be written as it is, on the server and with the mark of that lineage.
-	resume(ctx context.Context, key Key, term string, on objects.Lineage) (Object, error)
-}
-
-func (l *Lease) resumeAsItIs(ctx context.Context, id string, on Lineage) (Object, error) {
-	store, ok := l.store.(resumer)
-	if !ok {
-		return Object{}, ErrNotFound
-	}
-	obj, err := store.resume(objects.WithLeaseCall(ctx), l.cfg.Key, id, objects.Lineage(on))
-	if err != nil {
-		return Object{}, err
-	}
-	// The statement checks only parts of the record, and another program may have written it.
-	if h, err := decodeHolding(obj, l.cfg.TTL); err != nil || h.Term != id || h.isOffer() || !h.resumed {
-		return Object{}, &LostError{Key: l.cfg.Key, To: &h}
-	}
-	return obj, nil
-}
-
-// resumable returns the record of a term if the lease may continue the term.
-func (l *Lease) resumable(ctx context.Context, id string) (reading, error) {
-	read, err := l.look(ctx, caller{})
-	switch {
-	case errors.Is(err, ErrNotFound):
-		return read, &LostError{Key: l.cfg.Key}
-	case err != nil:
-		return read, err
-	case read.holding.Term != id || read.holding.isOffer():
-		return read, &LostError{Key: l.cfg.Key, To: &read.holding}
-	case read.stored.Sealed():
-		return read, &LostError{Key: l.cfg.Key, To: &read.holding, why: "is being ended by the process that began it"}
-	case read.settlesIn(l) > 0: // another term, whose record is lost, may be valid
-		return read, l.held(read)
-	}
-	return read, nil
-}
-
-// resumedTerm makes the term of a record that a write, sent at attempt, has renewed.
-func (l *Lease) resumedTerm(obj Object, token int64, now clock.Clock, attempt clock.Reading) (*Term, error) {
-	h, err := decodeHolding(obj, l.cfg.TTL)
-	if err != nil {
-		return nil, err
-	}
-	if token > obj.Version {
-		return nil, fmt.Errorf("%w: token %d is not of this term: the record is at version %d", ErrInvalid, token, obj.Version)
-	}
-	margin := l.cfg.Margin
-	if h.TTL != l.cfg.TTL { // a margin covers clocks whose rates differ, so it is a share of the TTL
-		margin = time.Duration(math.Round(float64(margin) / float64(l.cfg.TTL) * float64(h.TTL)))
-	}
-	term := &Term{
-		key: l.cfg.Key, id: h.Term, holder: h.Holder, token: token, acquiredAt: h.AcquiredAt,
-		payload: bytes.Clone(obj.Payload), trusted: h.TTL - margin, clock: now,
-		version: obj.Version, greatest: obj.Version, resumed: &Object{Name: obj.Name, Labels: stored(obj).AsResumed(h.Term)},
-	}
-	if h.unconfirmed != nil {
-		term.predecessors.Store(&h.unconfirmed)
-	}
-	term.trust.Store(newTrust(attempt, term.trusted))
-	if !term.Valid() {
-		return nil, fmt.Errorf("the answer took %v: %w", term.sinceRenewal(), ErrDeadline)
-	}
-	return term, nil
-}
-
-// Seal renews the term, and makes [Lease.Resume] refuse it from then on, in every process. It is
-// for a process that gives up piece by piece what it owns under a term, before it releases the
-// lease, if other processes may have resumed the term. [ErrLost] means that one of them has;
-// this process then has nothing left to give up. Only the process that began the term may seal
-// it. After any other error the term may be sealed or not; Seal may be called again.
-func (l *Lease) Seal(ctx context.Context, term *Term) error {
-	if err := term.isFor("seal", l.cfg.Key); err != nil {
-		return err
-	}
-	if term.resumed != nil {
-		return fmt.Errorf("tenure: seal %s: %w: the term was begun by another process", l.cfg.Key, ErrInvalid)
-	}
-	term.sealed.Store(true)
-	return l.Renew(ctx, term)
 }

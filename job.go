@@ -35,9 +35,8 @@ func (p *JobPanic) Unwrap() error {
 	return err
 }
 
-// jobScope is what a job's func finds in its context.
+// jobScope is what a job's func finds in its context, beside the term.
 type jobScope struct {
-	term *Term
 	of   *base
 	job  context.Context // of all the funcs; unlike a func's own, it never has a deadline of the caller's
 	name string          // of this func
@@ -45,16 +44,8 @@ type jobScope struct {
 
 const jobScopeKey objects.RightKey = "job"
 
-// TermFromContext returns the term for which a job runs, or nil if ctx is not derived from
-// a job's context. [Term] says what a nil Term does.
-func TermFromContext(ctx context.Context) *Term {
-	scope, _ := ctx.Value(jobScopeKey).(jobScope)
-	return scope.term
-}
-
 // runningJob is the job of one term: the caller's funcs, running. Only Run's goroutine touches it.
 type runningJob struct {
-	term     *Term
 	of       *base
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
@@ -81,8 +72,8 @@ var errGoexit = errors.New("runtime.Goexit was called")
 // newJob returns a job whose funcs don't run yet. Their context has the values of ctx, but it
 // doesn't end with ctx: the coordinator ends it, with a cause.
 func newJob(ctx context.Context, term *Term, b *base) *runningJob {
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	return &runningJob{term: term, of: b, ctx: ctx, cancel: cancel, results: make(chan *jobResult, 2)}
+	ctx, cancel := context.WithCancelCause(withTerm(context.WithoutCancel(ctx), term))
+	return &runningJob{of: b, ctx: ctx, cancel: cancel, results: make(chan *jobResult, 2)}
 }
 
 // start starts a func, unless it is nil.
@@ -91,7 +82,7 @@ func (j *runningJob) start(name string, run func(context.Context) error) {
 		return
 	}
 	j.running++
-	ctx := context.WithValue(j.ctx, jobScopeKey, jobScope{j.term, j.of, j.ctx, name})
+	ctx := context.WithValue(j.ctx, jobScopeKey, jobScope{j.of, j.ctx, name})
 	go func() {
 		result := &jobResult{name: name, alone: j.alone, began: time.Now(), err: errGoexit}
 		defer func() {
@@ -99,7 +90,7 @@ func (j *runningJob) start(name string, run func(context.Context) error) {
 				result.panicked = &JobPanic{Value: v, Stack: debug.Stack()}
 			}
 			// Here, because the caller's Error method may block, too.
-			result.text, result.cause = textOf(result.err), result.why()
+			result.text, result.cause = logtext.Text(result.err), result.why()
 			j.results <- result
 		}()
 		result.err = logtext.Sound(run(ctx))
@@ -304,12 +295,12 @@ func RecordRun(ctx context.Context, name string, run func(context.Context) error
 			r.Outcome, r.Err = RunFailed, errNotReturned
 		case err == nil:
 			r.Outcome = RunSucceeded
-		case scope.job.Err() != nil || isLossOf(scope.term, r.Err):
+		case scope.job.Err() != nil || isLossOf(TermFromContext(ctx), r.Err):
 			r.Outcome = RunInterrupted
 		default:
 			r.Outcome = RunFailed
 		}
-		scope.of.monitor.ran(r, textOf(r.Err))
+		scope.of.monitor.ran(r, logtext.Text(r.Err))
 	}()
 	err = run(ctx)
 	returned = true

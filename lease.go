@@ -2,19 +2,18 @@ package tenure
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
-	"github.com/google/uuid"
-
-	"github.com/tenurelib/tenure/internal/clock"
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/record"
 	"github.com/tenurelib/tenure/internal/sighting"
-	"github.com/tenurelib/tenure/internal/witnessed"
 )
 
 // Lease is the right to do one job, as one replica sees it. It acquires, steals, renews
@@ -26,6 +25,13 @@ type Lease struct {
 	store  Store
 	cfg    LeaseConfig
 	memory sighting.Memory[orphan]
+}
+
+// orphan is what a lease keeps of a term that nothing relies on any more, but whose record may
+// still stand.
+type orphan struct {
+	term     *Term
+	offerFor time.Duration // see [Lease.release]
 }
 
 // NewLease returns a lease in a store. It does no I/O. An [ErrInvalid] names everything
@@ -61,25 +67,6 @@ func (l *Lease) Config() LeaseConfig {
 // Key returns the key of the lease.
 func (l *Lease) Key() Key { return l.cfg.Key }
 
-// TryAcquire begins a term if the lease is free, with one write. If the record of another term
-// stands, even an expired one, it returns [ErrHeld].
-func (l *Lease) TryAcquire(ctx context.Context) (*Term, error) {
-	return l.acquire(ctx, caller{}, true, false)
-}
-
-// StealExpired begins a term in place of an expired record. It returns [ErrHeld] if the record
-// has not expired, [ErrNotFound] if there is none, and [ErrConflict] if another replica wrote
-// first.
-func (l *Lease) StealExpired(ctx context.Context) (*Term, error) {
-	return l.takeOver(ctx, caller{}, true)
-}
-
-// AcquireOrSteal begins a term if the lease is free or has expired; otherwise it returns
-// [ErrHeld]. While the lease is held, it costs one read.
-func (l *Lease) AcquireOrSteal(ctx context.Context) (*Term, error) {
-	return l.acquire(ctx, caller{}, false, true)
-}
-
 // get, put and remove mark their call as a lease's: on Postgres it then gets a connection,
 // however busy the application is.
 
@@ -99,6 +86,19 @@ func (l *Lease) remove(ctx context.Context, version int64, on Lineage) error {
 		return notifier.DeleteAndWake(ctx, l.cfg.Key, version)
 	}
 	return l.store.DeleteIf(ctx, l.cfg.Key, version)
+}
+
+// wake wakes all watches of the record. The record has just been written, perhaps in the moment
+// before ctx ended. wake ignores errors, because a hint may be lost in any case.
+func (l *Lease) wake(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	_ = Wake(ctx, l.store, l.cfg.Key)
+}
+
+func (l *Lease) warn(msg string, err error) {
+	id := objects.ID(l.cfg.Key)
+	l.cfg.Logger.Warn(logtext.Line(id, msg), append(logtext.Attrs(id, l.cfg.Holder), "error", err)...)
 }
 
 // caller says how a lease's methods are called. The zero value is for a program that uses
@@ -124,67 +124,91 @@ func (by caller) write(ctx context.Context) (context.Context, context.CancelFunc
 	return by.read(ctx)
 }
 
-// acquire creates the record or takes it over, and tries first what is likelier to succeed.
-func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) (*Term, error) {
-	likelyFree = likelyFree || l.memory.LastSeen() == nil
-	// Another replica's write may come between our read and our write. If it has done so
-	// three times, the lease is held by a faster one.
-	for range 3 {
-		if likelyFree {
-			looking, cancel := by.read(ctx)
-			on, err := l.lineage(looking)
-			cancel()
-			if err != nil {
-				return nil, err
-			}
-			if l.freeIn(on) <= 0 {
-				term, err := l.begin(ctx, by, IfAbsent(), on, nil)
-				if !errors.Is(err, ErrExists) && !errors.Is(err, ErrMoved) {
-					return term, err
-				}
-			}
-		}
-		term, err := l.takeOver(ctx, by, steal)
-		if !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrConflict) {
-			return term, err
-		}
-		likelyFree = errors.Is(err, ErrNotFound)
-	}
-	// Each time, a record was in the way that was gone when it was read.
-	return nil, &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: record.Unknown}}
+// Read returns who holds the lease, or to which replica the lease is offered: see
+// [Holding.OfferedTo]. It returns [ErrNotFound] if there is no record.
+func (l *Lease) Read(ctx context.Context) (Holding, error) {
+	read, err := l.see(ctx)
+	return read.holding, err
 }
 
-// takeOver begins a term in place of the record that stands, if this lease may take the record
-// or, where it may steal, if the record has expired.
-func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, error) {
-	read, err := l.look(ctx, by)
-	switch in := l.freeIn(read.on); {
-	case errors.Is(err, ErrNotFound) && in > 0:
-		return nil, &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: record.Unknown}, canExpireIn: in, byAge: true, settlesIn: in}
-	case err != nil:
-		return nil, err
+// reading is a lease's object as it was read.
+type reading struct {
+	Object
+	stored  record.Object // the same, for package record
+	holding Holding
+	on      Lineage // in which it was read; zero if that does not matter
+}
+
+// see reads the record and remembers since when it has stood unchanged.
+func (l *Lease) see(ctx context.Context) (r reading, err error) {
+	r.Object, err = l.get(ctx)
+	answered := time.Now()
+	if errors.Is(err, ErrNotFound) {
+		l.memory.Saw(nil, answered)
 	}
-	held := l.held(read)
-	from := held.Holding
-	if !steal || held.canExpireIn > 0 { // the rules are CanExpireIn and SettlesIn of package sighting
-		switch removed, err := l.removeOrphan(ctx, by, read); {
-		case err != nil:
-			return nil, err
-		case removed:
-			return nil, fmt.Errorf("tenure: steal %s: %w", l.cfg.Key, ErrNotFound)
-		case held.settlesIn > 0 || !l.mayTake(from):
-			return nil, held
+	if err != nil {
+		return r, err
+	}
+	return l.note(r.Object, answered), nil
+}
+
+// look is see for a decision that depends on the lineage. The reading has a lineage even if there is no
+// record.
+func (l *Lease) look(ctx context.Context, by caller) (r reading, err error) {
+	ctx, cancel := by.read(ctx)
+	defer cancel()
+	on, err := l.lineage(ctx)
+	for tries := 0; err == nil && tries < 3; tries++ {
+		var readErr error
+		if r, readErr = l.see(ctx); readErr != nil && !errors.Is(readErr, ErrNotFound) {
+			return r, readErr
+		}
+		before := on
+		// This does I/O only if the read has come from another server.
+		if on, err = l.lineage(ctx); err == nil && on.Server == before.Server && on.Mark == before.Mark {
+			r.on = on
+			return r, readErr
 		}
 	}
-	stolen := !from.isOffer() && !l.mayTake(from)
-	term, err := l.begin(ctx, by, IfVersion(from.Version), read.on, l.predecessors(from))
-	if err == nil && stolen {
-		term.stolenFrom = &from
+	return reading{}, cmp.Or(err, ErrMoved)
+}
+
+// note remembers since when a record has stood unchanged, given the time when it was seen.
+func (l *Lease) note(obj Object, answered time.Time) reading {
+	r := reading{Object: obj, stored: stored(obj)}
+	var undecodable error
+	r.holding, undecodable = decodeHolding(r.Object, l.cfg.TTL)
+	if l.memory.Saw(&r.stored, answered) && undecodable != nil {
+		l.warn("lease record cannot be decoded; it counts as held by unknown until it expires", undecodable)
 	}
-	if err == nil && held.canExpireIn > 0 && l.cfg.TTL < from.TTL {
-		l.wake(ctx) // the standbys are waiting for the old record, which would have expired later
+	if r.stored.Resumed() && l.memory.IsLast(r.holding.Term) {
+		l.memory.FoundCopy(r.holding.Term)
 	}
-	return term, err
+	// The versions of other programs' records do not count. Neither does that of a term which
+	// this replica is just beginning: if its record is read before its acquire is answered, its
+	// token would seem to repeat a known one.
+	if r.holding.Term != "" && !l.memory.IsBeginning(r.holding.Term) {
+		l.memory.SawVersion(r.Version)
+	}
+	return r
+}
+
+// heldAfter returns who holds the lease, according to the last change that a subscription has
+// seen. It returns nil if that is unknown, or if an attempt to acquire may do more than read
+// the same again.
+func (l *Lease) heldAfter(hints Subscription) *HeldError {
+	change, ok := lastChange(hints)
+	if !ok || change.Deleted || l.memory.HasSeenNewer(change.Object.Version) {
+		return nil
+	}
+	r := l.note(change.Object, change.Arrived)
+	if _, ok := l.memory.Orphan(r.holding.Term); ok || l.mayTake(r.holding) {
+		return nil
+	}
+	if held := l.held(r); held.canExpireIn > 0 {
+		return held
+	}
+	return nil
 }
 
 // held returns who holds the lease, and how soon the record can expire: 0 or less if it has
@@ -199,170 +223,36 @@ func (l *Lease) held(r reading) *HeldError {
 	return held
 }
 
-// begin writes the record of a new term, on the server on which that was decided.
-func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Lineage, predecessors []Holding) (*Term, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("tenure: acquire %s: %w", l.cfg.Key, err)
-	}
-	ctx, cancel := by.write(ctx)
-	defer cancel()
-	witness := ""
-	// A program that acquires without a coordinator may do so for another process, which continues when this one is
-	// dead: see Resume.
-	if by != (caller{}) || witnessed.IsOwn(ctx) {
-		witness = l.tellWitness(ctx)
-	}
-	now := clock.From(ctx)
-	attempt := now()
-	id := uuid.NewString()
-	term := &Term{
-		key: l.cfg.Key, id: id, holder: l.cfg.Holder, acquiredAt: attempt.Mono, witnessed: witness != "",
-		trusted: l.cfg.TTL - l.cfg.Margin,
-		clock:   now,
-		inDoubt: 1, // the write that begins it
-		on:      on,
-		payload: record.Payload{
-			Holder:       l.cfg.Holder,
-			AcquiredAtMS: attempt.Wall.UnixMilli(),
-			Term:         id,
-			TTLMS:        (l.cfg.TTL + time.Millisecond - 1).Milliseconds(), // never less than we trust
-			Witness:      witness,
-		}.Encode(),
-	}
-	if len(predecessors) > 0 {
-		term.predecessors.Store(&predecessors)
-	}
-	defer l.memory.Begins(id)()
-	obj, err := l.put(ctx, l.object(term, on), cond.OnServer(on.Server, l.memory.Newest()))
-	answered := err == nil || objects.Answered(err)
-	if answered && witness != "" {
-		witnessed.Answered(ctx, l.cfg.Key.Type, l.cfg.Key.ID)
-	}
-	if err != nil {
-		if !answered {
-			l.memory.AddOrphan(term.id, orphan{term: term}, false, l.cfg.TTL)
-		}
-		return nil, err
-	}
-	term.token, term.version, term.greatest, term.inDoubt, term.vouched = obj.Version, obj.Version, obj.Version, 0, on.Mark
-	term.trust.Store(newTrust(attempt, term.trusted))
-	l.memory.Began(id)
-	if newest := l.memory.SawVersion(obj.Version); obj.Version <= newest {
-		l.abandon(ctx, term) // a replica that has not seen the newer token can still hold the lease
-		return nil, fmt.Errorf("tenure: acquire %s: %w: fencing token %d would follow %d: the store was restored from an older state, or made anew, and its versions (resource_version in a table) are behind; raise them above %[4]d",
-			l.cfg.Key, ErrSetup, obj.Version, newest)
-	}
-	if !term.Valid() {
-		l.abandon(ctx, term)
-		return nil, fmt.Errorf("tenure: acquire %s: the answer took %v: %w", l.cfg.Key, term.sinceRenewal(), ErrDeadline)
-	}
-	if !by.confirms {
-		term.confirm()
-	}
-	return term, nil
+// mayTake reports whether this lease may take over the record before it expires.
+func (l *Lease) mayTake(h Holding) bool { return l.reclaims(h) || l.isOffered(h) }
+
+func (l *Lease) isOffered(h Holding) bool {
+	return h.isOffer() && (h.OfferedTo == l.cfg.Holder || h.OfferedTo == "")
 }
 
-// tellWitness returns the name of the witness that will look for a record of this lease when this process is dead, or
-// "" if there is none.
-func (l *Lease) tellWitness(ctx context.Context) string {
-	witness, err := witnessed.Tell(ctx, l.cfg.Key.Type, l.cfg.Key.ID) // before the write: if it lands, the witness knows where to look
-	if err != nil {
-		l.cfg.Logger.Warn(logLine(l.cfg.Key, "no witness; if this process dies, its leases have to expire"),
-			append(logAttrs(l.cfg.Key, l.cfg.Holder), "error", err)...)
-	}
-	return witness
+// reclaims reports whether an earlier run of this replica left the record. The same holder's
+// name is not enough: the term may be one that this very lease has begun or is beginning in
+// another goroutine, or one that another process has resumed.
+func (l *Lease) reclaims(h Holding) bool {
+	return l.cfg.AssumeUniqueHolder && h.Holder == l.cfg.Holder && h.Labels[UniqueWithin] == l.cfg.Labels[UniqueWithin] && h.Term != "" && !h.resumed && !l.memory.IsOfThisRun(h.Term)
 }
 
-// wake wakes all watches of the record. The record has just been written, perhaps in the moment
-// before ctx ended. wake ignores errors, because a hint may be lost in any case.
-func (l *Lease) wake(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	_ = Wake(ctx, l.store, l.cfg.Key)
+// predecessors returns the holders that may still be working if this lease takes a record over:
+// the record's holder, unless it has released the lease, and the holders that it had not
+// confirmed to be gone, but never this replica. Of each holder only the last term counts.
+func (l *Lease) predecessors(h Holding) []Holding {
+	others := slices.Clone(h.unconfirmed)
+	if !h.isOffer() {
+		others = slices.DeleteFunc(others, func(p Holding) bool { return p.Holder == h.Holder && maps.Equal(p.Labels, h.Labels) })
+		others = append(others, h)
+	}
+	return slices.DeleteFunc(others, l.isOwn)
 }
 
-// abandon releases a term that has just begun and cannot be used. Otherwise the other replicas
-// would have to wait for its TTL.
-func (l *Lease) abandon(ctx context.Context, term *Term) {
-	term.end(ErrLost)
-	if l.vacate(ctx, term, 0) != nil {
-		l.memory.AddOrphan(term.id, orphan{term: term}, false, l.cfg.TTL)
-	}
-}
-
-// object is the record of a valid term in a lineage.
-func (l *Lease) object(term *Term, on Lineage) Object {
-	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Labels: l.cfg.Labels, Payload: term.payload}
-	if term.resumed != nil {
-		obj.Name, obj.Labels = term.resumed.Name, term.resumed.Labels
-	}
-	if term.sealed.Load() {
-		obj.Labels = record.WithSeal(obj.Labels, term.id)
-	}
-	if since := term.longRun.Load(); since != nil {
-		obj.Labels = record.WithRunning(obj.Labels, term.id, *since)
-	}
-	if predecessors := term.unconfirmed(); predecessors != nil {
-		obj.Labels = record.WithUnconfirmed(obj.Labels, term.id, recorded(predecessors))
-	}
-	obj.Labels = record.WithMark(obj.Labels, term.id, term.markIn(on))
-	return obj
-}
-
-// Renew extends the trust in the term, counted from now, with one write. It returns [ErrLost]
-// if the record is another term's or is gone, and [ErrDeadline] if the trust had ended before
-// the store answered; in both cases the term is over. Any other error leaves the term as it
-// was, and Renew may be called again.
-func (l *Lease) Renew(ctx context.Context, term *Term) error {
-	if err := term.isFor("renew", l.cfg.Key); err != nil {
-		return err
-	}
-	if term.local() {
-		return nil
-	}
-	defer term.renewal()()
-	// The second round is for an earlier renewal of ours that landed although its answer was
-	// lost: the record is ours, at a version that we did not know. Seeing it extends no trust;
-	// only an answered write does. It is also for a failover, over which the record may be lost.
-	for range 2 {
-		if !term.Valid() {
-			return l.tooLate(ctx, term)
-		}
-		attempt, version, on, cond := term.writing()
-		obj, err := l.put(ctx, l.object(term, on), cond)
-		if objects.Answered(err) {
-			term.refused(version)
-		}
-		switch {
-		case err == nil:
-			l.memory.SawVersion(obj.Version)
-			if err := term.compare(ctx, obj.Version, on); err != nil {
-				return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, err)
-			}
-			if !term.extend(obj.Version, attempt, on) {
-				return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, ErrDeadline)
-			}
-			return nil
-		case !errors.Is(err, ErrConflict) && !errors.Is(err, ErrExists):
-			return err
-		}
-		if err := l.reread(ctx, term); err != nil {
-			return err
-		}
-	}
-	return fmt.Errorf("tenure: renew %s: another write came first, twice: %w", l.cfg.Key, ErrConflict)
-}
-
-// tooLate returns what became of a term that was over before its renewal was sent.
-func (l *Lease) tooLate(ctx context.Context, term *Term) error {
-	err := l.reread(ctx, term)
-	if errors.Is(err, ErrLost) {
-		return err
-	}
-	if err != nil {
-		return fmt.Errorf("tenure: renew %s: %w (and %w)", l.cfg.Key, ErrDeadline, err)
-	}
-	return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, ErrDeadline)
+// isOwn reports whether a record is that of a term of this replica, whose job has returned.
+func (l *Lease) isOwn(h Holding) bool {
+	_, isOrphan := l.memory.Orphan(h.Term)
+	return l.memory.IsLast(h.Term) || isOrphan || l.reclaims(h)
 }
 
 // reread looks at the record of a term after a write has found a version that the term does not
@@ -409,4 +299,70 @@ func (l *Lease) recognises(term *Term, known int64, r reading) bool {
 		term.request.Store(request)
 	}
 	return true
+}
+
+// lineage returns the lineage of the lease's store, or the zero Lineage if it has none.
+func (l *Lease) lineage(ctx context.Context) (Lineage, error) {
+	return LineageOf(ctx, l.store)
+}
+
+// freeIn returns how long it is until the lease may be taken if there is no record: a failover may have
+// lost the record of a holder that still trusts its term. 0 or less: the lease may be taken.
+func (l *Lease) freeIn(on Lineage) time.Duration {
+	if l.cfg.Key.Type == objects.SessionType { // its ID is new, so no process can have held it
+		return 0
+	}
+	return sighting.SettlesIn(objects.Lineage(on), "", l.cfg.TTL, l.cfg.Expiry == Observed)
+}
+
+// settlesIn returns how long it is until a record that may be from an earlier lineage may be taken over.
+func (r reading) settlesIn(l *Lease) time.Duration {
+	return sighting.SettlesIn(objects.Lineage(r.on), r.stored.Mark(), max(l.cfg.TTL, r.holding.TTL), l.cfg.Expiry == Observed)
+}
+
+// isCurrent reports whether the record was written by a term that was valid in this lineage.
+func (r reading) isCurrent() bool { return r.on.Mark == "" || r.stored.Mark() == r.on.Mark }
+
+// mayReassert reports whether a valid term has to write its record again, because a failover has
+// lost it: any record that stands is older than the term, and the term has not written in this
+// lineage yet. Exists says whether there is a record.
+func (t *Term) mayReassert(r reading, exists bool) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return r.on.Mark != t.vouched && (!exists || !r.isCurrent() && r.stored.AsRenewed().Version < t.token)
+}
+
+// compare is called when a renewal has been answered. If that was the first one in its lineage, and the term owns more
+// than its record, compare first has that checked against the store: the renewal must not extend a claim whose row a
+// failover has lost.
+func (t *Term) compare(ctx context.Context, version int64, on Lineage) error {
+	compare := objects.Comparison(ctx)
+	if t.vouchedIn(on) || compare == nil && t.key.Type != objects.SessionType {
+		return nil
+	}
+	t.mu.Lock()
+	t.movedTo(version)
+	t.mu.Unlock()
+	if compare == nil {
+		return fmt.Errorf("%w: the database has failed over, and only the process that began a session knows its claims", ErrHeld)
+	}
+	return compare(ctx, objects.Lineage(on))
+}
+
+// markIn returns the mark with which the record of a valid term is written in a lineage. A session's record keeps its
+// earlier mark until its claims are compared, so that no other process resumes it.
+func (t *Term) markIn(on Lineage) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.key.Type == objects.SessionType && t.vouched != "" {
+		return t.vouched
+	}
+	return on.Mark
+}
+
+// vouchedIn reports whether the term's last answered write was in that lineage.
+func (t *Term) vouchedIn(on Lineage) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.vouched == on.Mark
 }

@@ -386,26 +386,3 @@ func (s *state) publish() {
 		s.changed = nil
 	}
 }
-
-// ran notes that a run of the job has begun or ended, with the text of its error.
-func (m *monitor) ran(r JobRun, text string) {
-	m.update(func(s *state) { s.ran(&r, text) })
-	m.tell(m.trace.JobRun != nil, func() { m.trace.JobRun(r) })
-}
-
-// longRun returns when the oldest run that has not ended began, if that is at least so long ago; otherwise nil.
-func (m *monitor) longRun(least time.Duration) *time.Time {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	oldest := time.Now().Add(-least)
-	found := false
-	for _, running := range m.state.running {
-		if len(running) > 0 && !running[0].began.After(oldest) {
-			oldest, found = running[0].began, true
-		}
-	}
-	if !found {
-		return nil
-	}
-	return &oldest
-}

@@ -94,6 +94,20 @@ type Term struct {
 	renewing chan struct{}   // closed when the latest renewal ends
 }
 
+const termKey objects.RightKey = "term"
+
+// withTerm returns the context of a job that runs for a term.
+func withTerm(ctx context.Context, term *Term) context.Context {
+	return context.WithValue(ctx, termKey, term)
+}
+
+// TermFromContext returns the term for which a job runs, or nil if ctx is not derived from
+// a job's context. [Term] says what a nil Term does.
+func TermFromContext(ctx context.Context) *Term {
+	term, _ := ctx.Value(termKey).(*Term)
+	return term
+}
+
 // trust is the time until which a holder may believe in its term: attempt + TTL − Margin, on both
 // clocks of the process. While the machine is suspended, the monotonic clock stands still but the
 // TTL keeps running, so the clock that shows less time is right.

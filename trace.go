@@ -109,28 +109,12 @@ func (m *monitor) update(change func(*state)) {
 // each time, because a program with many leases would otherwise need more memory for loggers
 // than for terms.
 func (m *monitor) log() *slog.Logger {
-	return m.logger.With(logAttrs(m.lease, m.replica)...)
+	return m.logger.With(logtext.Attrs(objects.ID(m.lease), m.replica)...)
 }
 
 // say logs a line in the words that fit the lease.
 func (m *monitor) say(level slog.Level, msg string, attrs ...any) {
-	m.log().Log(context.Background(), level, logLine(m.lease, msg), attrs...)
-}
-
-// logAttrs returns the attributes of all lines about a lease.
-func logAttrs(lease Key, replica string) []any {
-	if lease.Type == objects.SessionType {
-		return []any{"session", lease.ID, "replica", replica}
-	}
-	return []any{"lease", lease.String(), "replica", replica}
-}
-
-// logLine returns the line that is logged about a lease.
-func logLine(lease Key, msg string) string {
-	if lease.Type == objects.SessionType {
-		return logtext.OfSession(msg)
-	}
-	return msg
+	m.log().Log(context.Background(), level, logtext.Line(objects.ID(m.lease), msg), attrs...)
 }
 
 // traceHolder tells the trace who holds the lease, if that has changed.
@@ -148,15 +132,6 @@ func (m *monitor) traceHolder() {
 // attempted notes a standby's attempt to acquire.
 func (m *monitor) attempted(took time.Duration, err error) {
 	m.tell(m.trace.Attempt != nil, func() { m.trace.Attempt(took, err) })
-}
-
-// textOf returns the text of an error in one line. Never call it under the monitor's mutex: the
-// error may be the user's, and its Error method may do anything.
-func textOf(err error) string {
-	if err == nil {
-		return ""
-	}
-	return logtext.OneLine(err).Error()
 }
 
 // sawHolder notes the record that was read; nil if there is none.
@@ -191,7 +166,7 @@ func (m *monitor) storeAnswered() {
 // logFailure logs an error of the store: as a warning if its class is new since the store last
 // answered, or every ten minutes, and at debug level otherwise.
 func (m *monitor) logFailure(msg string, err error) {
-	level, text, class := slog.LevelDebug, textOf(err), logtext.Class(err)
+	level, text, class := slog.LevelDebug, logtext.Text(err), logtext.Class(err)
 	m.update(func(s *state) {
 		s.noteError(text, class)
 		if s.retries.IsNew(class) {
@@ -322,7 +297,7 @@ func (m *monitor) renewalFailed(term *Term, err error) {
 // termEnding notes that a term is over and its job has been told so.
 func (m *monitor) termEnding(term *Term, cause error) {
 	var holder string
-	reason := textOf(cause)
+	reason := logtext.Text(cause)
 	var lost *LostError
 	isLost := errors.As(cause, &lost)
 	m.update(func(s *state) {
@@ -446,4 +421,27 @@ func (m *monitor) lastToken() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.state.token
+}
+
+// ran notes that a run of the job has begun or ended, with the text of its error.
+func (m *monitor) ran(r JobRun, text string) {
+	m.update(func(s *state) { s.ran(&r, text) })
+	m.tell(m.trace.JobRun != nil, func() { m.trace.JobRun(r) })
+}
+
+// longRun returns when the oldest run that has not ended began, if that is at least so long ago; otherwise nil.
+func (m *monitor) longRun(least time.Duration) *time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	oldest := time.Now().Add(-least)
+	found := false
+	for _, running := range m.state.running {
+		if len(running) > 0 && !running[0].began.After(oldest) {
+			oldest, found = running[0].began, true
+		}
+	}
+	if !found {
+		return nil
+	}
+	return &oldest
 }

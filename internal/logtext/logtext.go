@@ -16,6 +16,15 @@ func OneLine(err error) error {
 	return oneLine{err}
 }
 
+// Text returns the text of an error in one line, or "" for nil. Never call it under a mutex: the error may be the
+// user's, and its Error method may do anything.
+func Text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return OneLine(err).Error()
+}
+
 // Sound returns the error, or another one with its text if its methods panic, as the methods of a nil pointer
 // do. Every error from the user's code passes through Sound before anything else uses it.
 func Sound(err error) (sound error) {

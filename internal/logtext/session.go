@@ -1,10 +1,27 @@
 package logtext
 
-import "cmp"
+import (
+	"cmp"
 
-// OfSession returns the line that is logged about a session of package claims, given the line about its lease, because its
-// user knows of neither a lease nor a job.
-func OfSession(line string) string { return cmp.Or(sessionLines[line], line) }
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+// Attrs returns the attributes of all lines about a lease.
+func Attrs(lease objects.ID, replica string) []any {
+	if lease.Type == objects.SessionType {
+		return []any{"session", lease.ID, "replica", replica}
+	}
+	return []any{"lease", lease.String(), "replica", replica}
+}
+
+// Line returns the line that is logged about a lease. For the lease of a session of package claims that is a line about
+// the session, because its user knows of neither a lease nor a job.
+func Line(lease objects.ID, line string) string {
+	if lease.Type == objects.SessionType {
+		return cmp.Or(sessionLines[line], line)
+	}
+	return line
+}
 
 var sessionLines = map[string]string{
 	"lease acquired":      "session begun",
