@@ -168,7 +168,7 @@ func runArena(t *testing.T, seed uint64, sum *tally) {
 	a.running.Wait()
 	if t.Failed() {
 		t.Logf("%v\n\n%v", a, a.judge.until)
-	} else if *seedFlag != 0 {
+	} else if *flags.Seed != 0 {
 		t.Logf("%v\n\n%v\n%v", a, a.line, &a.judge.tally)
 	}
 	sum.add(&a.judge.tally)

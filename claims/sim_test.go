@@ -3,8 +3,6 @@ package claims_test
 import (
 	"flag"
 	"fmt"
-	"runtime"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -69,33 +67,8 @@ import (
 //	go test ./claims -run TestSimulation -sim.seed=123 -count=50
 func TestSimulation(t *testing.T) {
 	var sum tally
-	if *seedFlag != 0 {
-		simulate(t, *seedFlag, &sum)
-		return
-	}
-	length := *forFlag
-	if testing.Short() {
-		length = 2 * time.Second
-	}
 	began := time.Now()
-	enough := func() bool {
-		if *hoursFlag > 0 {
-			return sum.sessionHours() >= *hoursFlag
-		}
-		return time.Since(began) > length
-	}
-	var next atomic.Uint64
-	next.Store(*firstFlag)
-	t.Run("arenas", func(t *testing.T) {
-		for i := range runtime.GOMAXPROCS(0) {
-			t.Run(fmt.Sprint(i), func(t *testing.T) {
-				t.Parallel()
-				for !enough() && !t.Failed() {
-					simulate(t, next.Add(1)-1, &sum)
-				}
-			})
-		}
-	})
+	flags.EachSeed(t, func(t *testing.T, seed uint64) { simulate(t, seed, &sum) }, sum.sessionHours)
 	t.Logf("%v in %v\n%v", t.Name(), time.Since(began).Round(time.Second), &sum)
 }
 
@@ -107,9 +80,6 @@ func simulate(t *testing.T, seed uint64, sum *tally) {
 func TestMain(m *testing.M) { kit.Main(m) }
 
 var (
-	seedFlag  = flag.Uint64("sim.seed", 0, "run only the arena with this seed, and print its timeline")
-	firstFlag = flag.Uint64("sim.first", 1, "the first seed")
-	hoursFlag = flag.Float64("sim.hours", 0, "run until this many session-hours have been simulated")
+	flags     = kit.NewSimFlags("arena", "session", 10*time.Second)
 	slotsFlag = flag.Bool("sim.slots", false, "processes do little else than take slots and give them back")
-	forFlag   = flag.Duration("sim.for", 10*time.Second, "run for this long, unless -sim.hours or -sim.seed is given")
 )

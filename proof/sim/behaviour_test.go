@@ -19,7 +19,7 @@ var eventsFlag = flag.Int("sim.events", 30_000, "how many events of recorded run
 func TestEachRunIsABehaviourOfTheRules(t *testing.T) {
 	began, total, worlds := time.Now(), 0, 0
 	of := map[what]int{}
-	for seed := *firstFlag; total < *eventsFlag && !t.Failed(); seed++ {
+	for seed := *flags.First; total < *eventsFlag && !t.Failed(); seed++ {
 		command := fmt.Sprintf("go test ./proof/sim -run %s -sim.first=%d -sim.events=1 -count=50", t.Name(), seed)
 		kit.Simulate(t, command, func(t *testing.T) {
 			rng := kit.RNG(seed, 0)

@@ -310,18 +310,18 @@ func runHistory(t *testing.T, seed uint64, faults int) {
 
 // The hours are those of -sim.hours, as for TestSimulation; without it, this test lasts half as long.
 func TestHistoriesThatFailOver(t *testing.T) {
-	if *seedFlag != 0 {
-		synctest.Test(t, func(t *testing.T) { runHistory(t, *seedFlag, 40) })
+	if *flags.Seed != 0 {
+		synctest.Test(t, func(t *testing.T) { runHistory(t, *flags.Seed, 40) })
 		return
 	}
 	began, n, hours := time.Now(), 0, 0.0
 	enough := func() bool {
-		if *hoursFlag > 0 {
-			return hours >= *hoursFlag
+		if *flags.Hours > 0 {
+			return hours >= *flags.Hours
 		}
-		return time.Since(began) > *forFlag/2
+		return time.Since(began) > *flags.For/2
 	}
-	for seed := *firstFlag; !enough() && !t.Failed(); seed++ {
+	for seed := *flags.First; !enough() && !t.Failed(); seed++ {
 		synctest.Test(t, func(t *testing.T) {
 			began := time.Now()
 			runHistory(t, seed, 40)

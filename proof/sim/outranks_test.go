@@ -94,7 +94,7 @@ func (j *judge) occupied() {
 func TestAPreferenceCostsNoMoreThanItsMoves(t *testing.T) {
 	var with, without tally
 	began := time.Now()
-	for seed := *firstFlag; with.leaseHours() < *hoursFlag || *hoursFlag == 0 && time.Since(began) < *forFlag/4; seed++ {
+	for seed := *flags.First; with.leaseHours() < *flags.Hours || *flags.Hours == 0 && time.Since(began) < *flags.For/4; seed++ {
 		for _, outranks := range []bool{true, false} {
 			sum := &without
 			if outranks {

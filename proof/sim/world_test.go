@@ -162,7 +162,7 @@ func (w *world) run(things func()) {
 	w.running.Wait()
 	if w.t.Failed() {
 		w.t.Logf("%v\n\n%v", w, w.judge.until)
-	} else if *seedFlag != 0 {
+	} else if *flags.Seed != 0 {
 		w.t.Logf("%v\n\n%v\n%v", w, w.line, &w.judge.tally)
 	}
 }
