@@ -79,7 +79,10 @@ func measureTTLs(ctx context.Context, b *bench, p peer, loops int) error {
 			return err
 		}
 		tried, longest = append(tried, t), ttl
-		const perSecond = 100 // renewals, three of which come in each TTL
+		perSecond := 100.0  // renewals, three of which come in each TTL
+		if p.on == onNATS { // which writes to the disk once for each
+			perSecond = 30
+		}
 		for range max(1, int(perSecond*ttl.Seconds()/3)) {
 			all.Go(func() { t.hold(ctx, b, b.name()) })
 		}
@@ -149,6 +152,9 @@ func (t *ofTTL) fail(ctx context.Context, name string, begun chan<- struct{}, cu
 		return
 	}
 	terms := make(chan *tenure.Term, 1)
+	if pause(ctx, rand.N(t.ttl/3)) != nil { // so that they are not all cut off when their renewals are due
+		return
+	}
 	both.Go(func() {
 		_ = victim.campaign(ctx, func(job context.Context) { terms <- tenure.TermFromContext(job); <-job.Done() })
 	})
