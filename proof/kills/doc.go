@@ -5,6 +5,6 @@
 //
 // With -kills.early, a release comes about 5 ms after the kill, and the test must report overlaps. An overlap shows only if
 // the next job begins before the last process that the kill has left is dead. On SQLite the next job began 38 ms after such
-// a release at p50, and 15 to 21 ms at p10, because its standbys look at the file less often while it is written all the time.
-// So only a few kills show one there: 2 to 4 of 60 did in each run, and none of 40 in some. Use -kills 200 for SQLite.
+// a release at p50, and 19 to 21 ms at p10, because standbys look at the file less often while it is written all the time.
+// So only a few kills show one there: 2 and 4 of 60 in two runs, and none of 40 in another. Use -kills 200 for SQLite.
 package kills
