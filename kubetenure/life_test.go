@@ -406,7 +406,7 @@ func TestALeaseWhoseAnnotationsAreDroppedIsNoticed(t *testing.T) {
 	c := running(t)
 	ns := c.namespace(t)
 	store := c.store(t, ns)
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{Key: sweeper, Holder: "a", TTL: time.Second})
+	lease := kit.NewLease(t, store, tenure.LeaseConfig{Key: sweeper, Holder: "a", TTL: time.Minute})
 	term, err := lease.TryAcquire(t.Context())
 	require.NoError(t, err)
 	policies := "/apis/admissionregistration.k8s.io/v1"
