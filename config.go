@@ -170,10 +170,11 @@ type CoordinatorConfig struct {
 	FencePredecessor func(ctx context.Context, prev Holding) error
 
 	// Outranks, if set, reports whether this replica should have the lease rather than holder, for
-	// example because it is in the database's zone. When it has been true of one term for Settle, and
-	// Check has passed, this replica asks for a handover to itself. Each such request doubles the time
-	// until the next, up to an hour, until this replica has held the lease for that long. Outranks is
-	// called when this replica has read who holds the lease. It must do no I/O, and must not panic.
+	// example because it is in the database's zone. Once it has returned true about the same term for
+	// Settle, and Check has passed, this replica asks for a handover to itself. Each such request
+	// doubles the time until the next, up to an hour, until this replica has held the lease for that
+	// long. Outranks is called when this replica has read who holds the lease. It must do no I/O, and
+	// must not panic.
 	Outranks func(holder Holding) bool
 	Settle   time.Duration // default 4 TTLs
 

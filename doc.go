@@ -30,10 +30,11 @@
 // No replica's clock is ever compared with another replica's.
 //
 //   - Trust: until when may the holder rely on its term? Until attempt + TTL − Margin, where
-//     attempt is the instant before it sent the acquire or renewal that last succeeded. It goes by
-//     its own monotonic and wall clocks, whichever says that less time remains. It never counts
-//     from the answer, which may be late, because the store counts from the write. For the same
-//     reason, an answer that comes after the trust has ended counts as a refusal.
+//     attempt is the instant before it sent the acquire or renewal that last succeeded. The
+//     holder goes by its own monotonic and wall clocks, whichever says that less time remains.
+//     It never counts from the answer, which may be late, because the store counts from the
+//     write. For the same reason, an answer that comes after the trust has ended counts as a
+//     refusal.
 //   - RenewDeadline: when is the job told to return? RenewDeadline after attempt, by the same
 //     clocks, and by a timer that waits for no I/O. [Term.Deadline] is later: it is the end of
 //     the trust.
@@ -60,8 +61,8 @@
 //     AcquireInterval of the last renewal, and after a release as soon as a standby is woken. If
 //     the store's clock is set back, that may take two TTLs, because a standby can then go only by
 //     what it has seen itself. If a standby was not told that another term began, because the
-//     record was changed by hand or a hint was lost, it may take the standby's own TTL where that
-//     is longer.
+//     record was changed by hand or a hint was lost, the takeover may take the standby's own TTL
+//     if that is longer.
 //   - A write that landed, although its answer was lost, does not cost the holder its term.
 //
 // # What can make two jobs overlap

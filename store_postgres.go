@@ -35,9 +35,9 @@ type PostgresConfig struct {
 
 	// Lossless says that no failover of this database loses an acknowledged write, as on Aurora, on
 	// storage that is replicated synchronously, or where every commit waits for a standby. Replicas
-	// then don't wait after a failover, and take a free lease at once. If Lossless is set and not
-	// true, two replicas may hold the lease after a failover. Lossless must be the same in all
-	// replicas.
+	// then don't wait after a failover, and take a free lease at once. If Lossless is set and a
+	// failover loses a write after all, two replicas may hold the lease. Lossless must be the same
+	// in all replicas.
 	Lossless bool
 }
 

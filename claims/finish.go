@@ -32,8 +32,8 @@ type endingResult struct {
 // [tenure.PostgresStore.Fenced] states for fn apply here as well. fn may delete the rows, which are locked
 // until it returns.
 //
-// Claims are finished by value, whichever session owns them. A func of [Worker.Do] must finish its row last,
-// because other sessions may take the row from then on.
+// The claims may be those of any session. A func of [Worker.Do] must finish its row last, because other
+// sessions may take the row from then on.
 //
 // If the connection breaks during COMMIT, FinishPostgres asks the database for the outcome of the
 // transaction. If that fails too, or the server may have crashed meanwhile, the error says "unknown".
@@ -193,9 +193,9 @@ func (q *Queue) FinishEach(ctx context.Context, claims ...Claim) error {
 }
 
 // FinishRows finishes rows by their IDs, whichever sessions own them, even free ones. It is for operators who
-// know the outcome. It returns the IDs of the rows that exist. A former owner's Finish is refused. If its func
-// runs in this process, it is told that the claim is lost. FinishRows needs [QueueConfig.Done], and sets it
-// anew in a row that is finished already. It finishes up to 1,000 rows in one statement.
+// know the outcome. It returns the IDs of the rows that exist. A former owner's Finish is refused. If a func
+// runs for the row in this process, it is told that the claim is lost. FinishRows needs [QueueConfig.Done],
+// and sets it anew in a row that is finished already. It finishes up to 1,000 rows in one statement.
 func (q *Queue) FinishRows(ctx context.Context, ids ...string) (finished []string, err error) {
 	if q.cfg.Done == "" {
 		err = fmt.Errorf("%w: FinishRows needs to know what it does to a row: set Done", tenure.ErrInvalid)

@@ -21,8 +21,8 @@ import (
 // supervisor that has closed its connection there and has connected to this process. From then on the database
 // refuses the fenced writes of the old claim, and releasing it has no effect. But the former owner has not been
 // asked. Its func is told to return with the cause [tenure.ErrLost] when the owner learns of the move: at once,
-// or within a TTL if the hint was lost. Until then the former owner believes in its claim, and two funcs may
-// run for the key. To have the former owner stop first, use [Keys.RequestRelease].
+// or within a TTL if the hint was lost. Until then the former owner believes its claim to be valid, and two
+// funcs may run for the key. To have the former owner stop first, use [Keys.RequestRelease].
 //
 // Move waits for fenced writes that are about to commit under a claim, until ctx is done. Its other errors are
 // those of TryClaim. Like TryClaim, it may return claims together with an error.

@@ -22,7 +22,7 @@ import (
 // Queue is a table of the application whose rows sessions claim: runs, tasks, an outbox. A row holds its own
 // claim: the session that owns it, and a fencing token. A claim costs nothing while it is held. A [Worker]
 // takes rows for this process's session. A Queue itself needs only the database. It finishes and releases
-// claims by value, whichever session owns them.
+// the claims that it is given, whichever session owns them.
 //
 // If a trigger or a constraint does not let a row be claimed or freed, the queue logs this, and retries the row
 // less and less often. If several rows are tried and all refused, the table may be refusing the session itself,
@@ -240,8 +240,9 @@ func (q *Queue) claimsOf(rows []objects.Claim) []Claim {
 	return claims
 }
 
-// Release gives rows back by value: any session may take them at once, and their attempts are taken back. If
-// a func of [Worker.Do] runs for a row, it is not told. [Worker.Release] tells it, and waits until it has returned.
+// Release gives back the rows of claims, whichever session owns them: any session may take them at once, and their
+// attempts are taken back. If a func of [Worker.Do] runs for a row, it is not told. [Worker.Release] tells it, and
+// waits until it has returned.
 //
 // If one of the claims has ended, it returns an [*EndedError] and none is released.
 func (q *Queue) Release(ctx context.Context, claims ...Claim) error {
@@ -254,9 +255,9 @@ func (q *Queue) Release(ctx context.Context, claims ...Claim) error {
 	return q.opError("release", err)
 }
 
-// ReleaseAfter gives rows back by value. No session takes them before d has passed by the database's
-// clock. It needs [QueueConfig.NotBefore]; without it, the error is [tenure.ErrInvalid]. A func of
-// [Worker.Do] that releases its own row must return soon afterwards.
+// ReleaseAfter gives back the rows of claims, whichever session owns them. No session takes them before
+// d has passed by the database's clock. It needs [QueueConfig.NotBefore]; without it, the error is
+// [tenure.ErrInvalid]. A func of [Worker.Do] that releases its own row must return soon afterwards.
 //
 // If one of the claims has ended, it returns an [*EndedError] and none is released.
 func (q *Queue) ReleaseAfter(ctx context.Context, d time.Duration, claims ...Claim) error {
@@ -273,7 +274,7 @@ func (q *Queue) ReleaseAfter(ctx context.Context, d time.Duration, claims ...Cla
 	return q.opError("release", err)
 }
 
-// Extend sets claims, given by value, to expire d from now by the database's clock. It needs
+// Extend makes claims expire d from now by the database's clock, whichever session owns them. It needs
 // [QueueConfig.Expires]; without it, the error is [tenure.ErrInvalid]. It is for claims of [Queue.TakeFor] and
 // claims that were detached.
 //

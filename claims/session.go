@@ -180,7 +180,7 @@ func (s *Session) Config() SessionConfig {
 // When ctx is done, Run closes the session: it claims nothing more, tells the funcs of [Keys.Do] to
 // return, frees each key when its func has returned, deletes the session's record, and returns nil.
 // While a func does not return, the session is renewed, and only that func's key is kept. Errors of the
-// store do not end Run. It may be called once.
+// store do not end Run. Run may be called once.
 func (s *Session) Run(ctx context.Context) error {
 	if !s.started.CompareAndSwap(false, true) {
 		return fmt.Errorf("claims: run session: %w: it has been run before", tenure.ErrInvalid)

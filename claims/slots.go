@@ -25,8 +25,8 @@ const (
 
 // Slots are N permits under one name. At most one claim holds each of them, so at most N jobs of that name run
 // at the same time, in all processes together. Each slot is a key of the kind "slots/NAME", with a number from
-// 0 to N-1 that no other holder has meanwhile. No count is kept that could be wrong: the slot of a crashed
-// process is free once its session has expired.
+// 0 to N-1 that no other holder has at the same time. No count is kept that could be wrong: the slot of a
+// crashed process is free once its session has expired.
 //
 // Within a process, calls get slots in the order in which they came. Between processes, the order is random.
 //

@@ -37,7 +37,7 @@ type Worker struct {
 
 // NewWorker returns the worker of a session on a queue, which must be in the session's store. Each
 // session has at most one worker per queue. Queues of a session on the same table share its claims, and must
-// agree on all columns but Limit, on Released and on LostBackoff. NewWorker does no I/O.
+// agree on Released, on LostBackoff, and on all columns except Limit. NewWorker does no I/O.
 func NewWorker(s *Session, q *Queue) (*Worker, error) {
 	w, err := newWorker(s, q)
 	return w, opError("new worker", err)
@@ -137,7 +137,8 @@ func (w *Worker) Release(ctx context.Context, claims ...Claim) error {
 	return w.kind.release(ctx, claims)
 }
 
-// Detach works like [Keys.Detach]. This process or another then finishes or releases the rows by value.
+// Detach works like [Keys.Detach]. This process or another then finishes or releases the rows with the
+// methods of [Queue].
 func (w *Worker) Detach(claims ...Claim) error { return w.kind.detach(claims) }
 
 // Holds reports whether this session holds the claim and may rely on it, see [tenure.Term.Valid]. It
