@@ -168,7 +168,7 @@ func (c *claimer) wait(ctx context.Context, ids func() []string) ([]Claim, error
 	s := c.k.s
 	hints := s.watch(keyOf(c.k.name)) // before the first look, so that no hint is missed
 	defer hints.Stop()
-	defer s.sweeper.addWaiter()()
+	defer s.sweeper.addWaiter(hints)()
 	var spurious pace.Limiter
 	for woken, tries := false, 0; ; {
 		ids := ids()

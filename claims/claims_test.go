@@ -188,6 +188,28 @@ func TestWhatACrashedProcessOwnedIsFreeWhenItsSessionHasExpired(t *testing.T) {
 	})
 }
 
+// The record is what matters.
+func TestAWaitHasAKeyOfTheDeadBeforeItsRowIsFree(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		began := time.Now()
+		a.claimOne("one")
+		a.crash()
+		b.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "claims.owned" || call.Op == "claims.free" {
+				return kit.Hang(ctx, call, do)
+			}
+			return do(ctx)
+		})
+		ctx, cancel := context.WithTimeout(w.Context(), 2*ttl)
+		defer cancel()
+		got, err := b.keys.Claim(ctx, "one")
+		require.NoError(w, err)
+		require.Len(w, got, 1)
+		require.LessOrEqual(w, time.Since(began), ttl+20*time.Millisecond)
+	})
+}
+
 // S4: b has looked at the sessions when a owned nothing, and looks again when its own TTL has
 // passed.
 func TestASessionWithAShorterTTLIsRemovedWhenItHasExpired(t *testing.T) {

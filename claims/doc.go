@@ -46,5 +46,6 @@
 //
 // Once per TTL, each session looks for sessions that have expired, removes them, and frees their rows. It
 // also frees rows that name a session without a record. While a caller waits for a key, the session looks
-// three times per TTL, and whenever a session can expire. No other process is needed for that.
+// three times per TTL, and whenever a session can expire. No other process is needed for that. Callers in the process
+// that removes a session take its keys at once, and others when the first rows are free.
 package claims

@@ -186,7 +186,8 @@ func (k *Keys) Kind() string { return k.name }
 // [Keys.Wake] is called. Until it is stopped, the session checks on other sessions whenever one can expire, as
 // during [Keys.Claim]. Watch does no I/O.
 func (k *Keys) Watch() tenure.Subscription {
-	return &watch{Subscription: k.s.watch(keyOf(k.name)), done: sync.OnceFunc(k.s.sweeper.addWaiter())}
+	hints := k.s.watch(keyOf(k.name))
+	return &watch{Subscription: hints, done: sync.OnceFunc(k.s.sweeper.addWaiter(hints))}
 }
 
 type watch struct {

@@ -26,6 +26,7 @@ type sweeper struct {
 	s *Session
 
 	waiting atomic.Int32                    // callers that wait for keys or rows
+	takers  sync.Map                        // of pointers to the hints of callers that can take what a removed session owned
 	kick    chan struct{}                   // receives when a caller begins to wait, or notes an owner
 	known   atomic.Pointer[map[string]bool] // the sessions that the last looks found
 	unknown atomic.Bool                     // a caller has noted an owner that is not among them
@@ -71,12 +72,27 @@ func (w *sweeper) init(s *Session) {
 	w.shortest = s.cfg.TTL
 }
 
-// addWaiter notes that a caller waits for keys, until it calls remove. Meanwhile the sweeper looks whenever a
-// session can expire, and not only once per TTL.
-func (w *sweeper) addWaiter() (remove func()) {
+// addWaiter notes that a caller waits for keys or rows, until it calls remove. Meanwhile the sweeper looks
+// whenever a session can expire, and not only once per TTL. A caller that can take keys before they are free
+// passes its hints, and is woken as soon as this process has removed a session.
+func (w *sweeper) addWaiter(hints tenure.Subscription) (remove func()) {
 	w.waiting.Add(1)
 	notify(w.kick)
-	return func() { w.waiting.Add(-1) }
+	w.takers.Store(&hints, true)
+	return func() {
+		w.waiting.Add(-1)
+		w.takers.Delete(&hints)
+	}
+}
+
+// wakeTakers wakes the callers of this process that can take the keys of a session that it has removed. Callers
+// in other processes are woken when the first rows are free, so that not all come at once.
+func (w *sweeper) wakeTakers() {
+	for hints := range w.takers.Range {
+		if taker, ok := (*hints.(*tenure.Subscription)).(interface{ Wake() }); ok {
+			taker.Wake()
+		}
+	}
 }
 
 // noteOwner records the session that owns a requested key. If the last sweep did not see that session,
@@ -319,6 +335,7 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 	switch {
 	case err == nil:
 		w.removed.Add(1)
+		w.wakeTakers()
 		s.cfg.Logger.Info("removed expired session", "session", id, "holder", h.Holder)
 		delete(w.seen, id)
 		w.free(ctx, id, s.tables()...)

@@ -166,7 +166,7 @@ func (w *Worker) takeAsLeader(ctx context.Context, l *line, t *takeCall) error {
 			continue
 		}
 		if done == nil { // subscribe, then look once more before waiting, so that no hint is missed
-			hints, done = s.watch(keyOf(w.q.cfg.Table)), s.sweeper.addWaiter()
+			hints, done = s.watch(keyOf(w.q.cfg.Table)), s.sweeper.addWaiter(nil)
 			continue
 		}
 		pause := pace.Jitter(w.q.cfg.PollInterval)

@@ -104,7 +104,7 @@ func (q *Queue) TakeFor(ctx context.Context, session string, o TakeOptions) ([]C
 	hints := tenure.Watch(q.store, keyOf(q.cfg.Table)) // before the next look, so that no hint is missed
 	defer hints.Stop()
 	for _, w := range q.allWorkers() {
-		defer w.s.sweeper.addWaiter()()
+		defer w.s.sweeper.addWaiter(nil)()
 	}
 	var spurious pace.Limiter
 	for woken := false; ctx.Err() == nil; {

@@ -34,7 +34,7 @@ func (h *Hub[K]) Wake(key K) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, w := range h.watches[key] {
-		w.wake()
+		w.Wake()
 	}
 }
 
@@ -49,7 +49,7 @@ func (h *Hub[K]) SetLive(live bool) {
 	h.live = live
 	for _, watches := range h.watches {
 		for _, w := range watches {
-			w.wake()
+			w.Wake()
 		}
 	}
 }
@@ -68,7 +68,8 @@ type Watch[K comparable] struct {
 	c   chan struct{} // has room for one hint: hints that were not received become one
 }
 
-func (w *Watch[K]) wake() {
+// Wake wakes this watch alone. It never blocks.
+func (w *Watch[K]) Wake() {
 	select {
 	case w.c <- struct{}{}:
 	default:
