@@ -210,15 +210,8 @@ func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) 
 	keeper.start(ctx)
 	cause = ErrJobEnded // if anything below panics, the term still ends in order
 	defer func() { resign = c.endTerm(term, keeper, job, cause) }()
-	switch {
-	case keeper.over.Err() != nil: // it stands down: the job doesn't begin
-		return nil, context.Cause(keeper.over)
-	case term.unconfirmed() != nil:
-		job.start(confirmName, keeper.confirm)
-	default:
-		if err := c.startJob(term, keeper, job); err != nil {
-			return nil, err
-		}
+	if err := c.startJob(term, keeper, job); err != nil {
+		return nil, err
 	}
 	cause = c.untilOver(ctx, term, keeper, job)
 	return nil, cause
@@ -266,12 +259,16 @@ func (c *Coordinator) leaveTerm(err error) *resignation {
 	return resign
 }
 
-// startJob starts the job, or returns why the term is already over.
+// startJob starts the job, or what must succeed before it, or returns why the term is already over.
 func (c *Coordinator) startJob(term *Term, keeper *keeper, job *runningJob) error {
 	c.mu.Lock() // so that no job begins after a resignation
 	defer c.mu.Unlock()
 	if keeper.over.Err() != nil {
 		return context.Cause(keeper.over)
+	}
+	if term.unconfirmed() != nil {
+		job.start(confirmName, keeper.confirm)
+		return nil
 	}
 	c.working.Store(term)
 	c.monitor.jobBegins(term)

@@ -303,7 +303,8 @@ func TestAfterAFailoverAnOrphanIsLeftWhereItIs(t *testing.T) {
 		faulty.SetHook(nil)
 		store.Store(standby)
 		_, err = lease.AcquireOrSteal(t.Context())
-		require.ErrorIs(t, err, tenure.ErrHeld)
+		var held *tenure.HeldError
+		require.ErrorAs(t, err, &held, "no release is tried")
 		_, err = standby.Get(t.Context(), lease.Key())
 		require.NoError(t, err)
 	})

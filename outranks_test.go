@@ -84,7 +84,7 @@ func TestAReplicaThatOutranksTheHolderAsksForTheLease(t *testing.T) {
 		require.NoError(t, high.Resign(t.Context()))
 		synctest.Wait()
 		require.True(t, low.IsHolder())
-		time.Sleep(settle + time.Minute)
+		time.Sleep(settle + 20*time.Second)
 		require.True(t, high.IsHolder(), "it held for long, so it does not wait any longer")
 	})
 }
