@@ -140,7 +140,7 @@ func TestTheTestsOfTheFaultsThatWereFoundExist(t *testing.T) {
 		require.True(t, tests[found[1]], found[1])
 	}
 	faults := regexp.MustCompile(`(?m)^\|.* \| [0-9a-f]{7} \| .*\|$`).FindAllString(page, -1)
-	require.Contains(t, page, "| **in all** | **"+strconv.Itoa(len(faults))+"** |", "the sum is that of the rows")
+	require.Contains(t, page, "| **in total** | **"+strconv.Itoa(len(faults))+"** |", "the sum is that of the rows")
 }
 
 // An alert wakes an operator, who then looks for the page.
