@@ -261,28 +261,30 @@ func TestAMarkExpiresWhateverTheStoresClockSays(t *testing.T) {
 }
 
 func TestADrainedReplicaRetriesARelease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		faulty := storetest.Faulty(storetest.NewMem(), nil)
-		a := newDrainable(t, faulty, "a")
-		a.run(t)
-		synctest.Wait()
-		require.True(t, a.coordinator.IsHolder())
-		faulty.SetHook(kit.Refuse)
-		started := make(chan error, 1)
-		go func() { started <- a.drain.Start(t.Context()) }()
-		time.Sleep(5 * time.Second)
-		require.Empty(t, started, "the release has failed")
-		faulty.SetHook(nil)
-		time.Sleep(10 * time.Second)
-		require.NoError(t, <-started)
-		b := newDrainable(t, faulty, "b")
-		b.run(t)
-		synctest.Wait()
-		require.True(t, b.coordinator.IsHolder(), "long before the TTL has passed")
-		require.NoError(t, a.drain.Start(t.Context()), "it has nothing")
-		time.Sleep(time.Minute)
-		require.Equal(t, "b", a.coordinator.Status().Holder, "what it shows is not what it saw when it was drained")
-	})
+	for range 20 { // the pauses are random
+		synctest.Test(t, func(t *testing.T) {
+			faulty := storetest.Faulty(storetest.NewMem(), nil)
+			a := newDrainable(t, faulty, "a")
+			a.run(t)
+			synctest.Wait()
+			require.True(t, a.coordinator.IsHolder())
+			faulty.SetHook(kit.Refuse)
+			started := make(chan error, 1)
+			go func() { started <- a.drain.Start(t.Context()) }()
+			time.Sleep(5 * time.Second)
+			require.Empty(t, started, "the release has failed")
+			faulty.SetHook(nil)
+			time.Sleep(10 * time.Second)
+			require.NoError(t, <-started)
+			b := newDrainable(t, faulty, "b")
+			b.run(t)
+			synctest.Wait()
+			require.True(t, b.coordinator.IsHolder(), "long before the TTL has passed")
+			require.NoError(t, a.drain.Start(t.Context()), "it has nothing")
+			time.Sleep(time.Minute)
+			require.Equal(t, "b", a.coordinator.Status().Holder, "what it shows is not what it saw when it was drained")
+		})
+	}
 }
 
 func TestStartEndsWhenTheReplicaTakesPartAgain(t *testing.T) {

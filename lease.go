@@ -217,7 +217,7 @@ func (l *Lease) held(r reading) *HeldError {
 	h := record.Holding{Term: r.holding.Term, TTL: r.holding.TTL, Age: r.holding.Age}
 	held := &HeldError{Holding: r.holding, settlesIn: r.settlesIn(l)}
 	held.canExpireIn, held.byAge = l.memory.LastSeen().CanExpireIn(r.stored, h, l.cfg.Expiry == Observed)
-	if held.settlesIn > held.canExpireIn {
+	if held.settlesIn > held.canExpireIn { // a failover has to settle first, and an earlier look does not help
 		held.canExpireIn, held.byAge = held.settlesIn, true
 	}
 	return held

@@ -32,6 +32,9 @@
 // lease expires. A session that is removed while its process is paused does no harm. The trust in it has ended
 // by then, and rows that it writes late name a session without a record.
 //
+// If the answer to a statement that took rows is lost, the session frees them, unless the next [Worker.Take] from
+// the same queue adopts them.
+//
 // Another process may take a session over, with [tenure.Lease.Resume]. The process that began the session
 // seals the record before it closes, and frees nothing if the session continues elsewhere.
 //

@@ -381,8 +381,8 @@ func (q *Queue) mayFinish(claims []Claim, database, fn bool) error {
 	return err
 }
 
-// idle returns how long a transaction that finishes rows may idle: no longer than the session is trusted,
-// if the session is one of this process.
+// idle returns how long a transaction that finishes rows may idle. If the session is one of this process, that is for as
+// long as it is trusted, but at least a second.
 func (q *Queue) idle(claims []Claim) time.Duration {
 	for _, w := range q.allWorkers() {
 		if left, ok := w.s.trustLeft(claims[0].Session); ok {

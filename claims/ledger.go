@@ -191,7 +191,7 @@ func (l *ledger) freed(rows []objects.Claim) {
 
 // doubt says how long a row may differ from what the session believes.
 type doubt struct {
-	soon  time.Time // by when a statement whose answer was lost has landed, unless it is very late; zero: there is none
+	soon  time.Time // when a statement whose answer was lost has landed, unless it is very late; zero: there is none
 	until time.Time // a look that begins after this time ends the doubt
 }
 

@@ -32,7 +32,7 @@ const (
 // the buffers of a server that hangs may land at any time. The regular looks find what lands even later.
 func (k *kind) lateBy() time.Duration { return max(time.Hour, 10*k.s.cfg.TTL) }
 
-// lostAnswer notes that a statement may have taken rows, or may yet take them; with no IDs, any rows.
+// lostAnswer notes that a statement may have taken the rows with these IDs, or may yet take them.
 func (k *kind) lostAnswer(l *ledger, ids ...string) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
@@ -52,7 +52,7 @@ func (k *kind) lostTake(l *ledger, of *source) {
 	k.lostAnswerLocked(l)
 }
 
-// lostAnswerLocked is lostAnswer for a caller that holds the session's mu.
+// lostAnswerLocked is lostAnswer for a caller that holds the session's mu. With no IDs, it means any rows.
 func (k *kind) lostAnswerLocked(l *ledger, ids ...string) {
 	now := time.Now()
 	k.doubt(l, doubt{soon: now.Add(2*k.s.limit + k.s.cfg.TTL), until: now.Add(k.lateBy())}, ids...)
@@ -296,8 +296,9 @@ func (k *kind) denied(ctx context.Context, l *ledger, claims map[string]int64) (
 // adoptable returns up to n rows that were taken by a statement whose answer was lost. The caller has the turn,
 // so no other such statement is under way. A row is adoptable only if its token is greater than all earlier
 // tokens: any other token may have been given to a caller. Rows that may have been taken for callers of another
-// source are not adoptable, and no row is once every such statement has landed, unless one is very late. Any look
-// at all rows, also an earlier one, frees the rows that no take has adopted (freeUnknown).
+// source are not adoptable. Once every such statement has landed or failed, except for one that is very late (see
+// lateBy), no row is adoptable. Any look at all rows, even an earlier one, frees the rows that no take has adopted
+// (freeUnknown).
 func (k *kind) adoptable(ctx context.Context, l *ledger, of *source, n int) (rows []objects.Claim, err error) {
 	k.s.mu.Lock()
 	now := time.Now()

@@ -273,6 +273,10 @@ func TestALeaseIsServedByItsHolder(t *testing.T) {
 	owner, err := rtB.Owner(t.Context(), "")
 	require.NoError(t, err)
 	require.Equal(t, "http://"+a, owner.URL)
+	for term, want := range map[string]string{owner.ID: "200", "another": "421 refused"} {
+		got := ask(a, "POST", "/any", "1", nil, "Tenure-Route", fmt.Sprintf("to=%s; least=0; wait=1000", term))
+		require.Contains(t, got.String(), want)
+	}
 	stop()
 	kit.Await(t, "b holds", standby.IsHolder)
 	for _, addr := range []string{a, b} {

@@ -206,7 +206,7 @@ const (
 		SELECT ctid FROM {claims} WHERE kind = $1 AND session IS NULL LIMIT {prune_at_most} FOR UPDATE SKIP LOCKED))`
 
 	// claimFence locks the row of the claim, which the next owner has to update. All the writers of
-	// a session would lock the session's record.
+	// a session would otherwise lock the session's record.
 	claimFence = failUnlessOne + `(
 			SELECT 1 FROM {claims} WHERE kind = $1 AND id = $2 AND session = $3 AND token = $4 FOR SHARE) held`
 )

@@ -40,7 +40,7 @@ var curvePlots = []curvePlot{
 }
 
 // lineColours stand out from white and from black. The first is that of the first line that is not the floor's.
-var lineColours = []string{plotOurs, "#d29922", "#3fb950", "#a371f7", "#f85149", "#39c5cf"}
+var lineColours = []string{plotOurs, "#d29922", "#3fb950", "#a371f7", "#f85149", "#39c5cf", "#db61a2"}
 
 const (
 	curveWidth  = 210
