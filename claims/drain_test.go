@@ -205,7 +205,7 @@ func TestAFuncWhoseClaimHasEndedIsToldToo(t *testing.T) {
 // Without a column for the time, the session keeps a row whose func has failed until the next attempt is due.
 func TestADrainedReplicaKeepsNoRowForItsBackoff(t *testing.T) {
 	cfg := effect
-	cfg.NotBefore, cfg.Backoff = "", func(claims.Claim) time.Duration { return time.Hour }
+	cfg.NotBefore, cfg.Done, cfg.Backoff = "", "", func(claims.Claim) time.Duration { return time.Hour }
 	for name, failed := range map[string]bool{"before": true, "while it is drained": false} {
 		t.Run(name, func(t *testing.T) {
 			inRowsBubble(t, cfg, 1, func(w *rowsWorld) {
@@ -217,6 +217,7 @@ func TestADrainedReplicaKeepsNoRowForItsBackoff(t *testing.T) {
 					served <- rows.Serve(ctx, 1, func(ctx context.Context, _ claims.Claim) error {
 						if !failed {
 							<-ctx.Done()
+							return nil // without finishing its row
 						}
 						return errors.New("it fails")
 					})
