@@ -188,7 +188,7 @@ func TestWhatACrashedProcessOwnedIsFreeWhenItsSessionHasExpired(t *testing.T) {
 	})
 }
 
-// The record is what matters.
+// The row still names a's session, but that has no record any more.
 func TestAWaitHasAKeyOfTheDeadBeforeItsRowIsFree(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")

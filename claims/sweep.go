@@ -26,7 +26,7 @@ type sweeper struct {
 	s *Session
 
 	waiting atomic.Int32                    // callers that wait for keys or rows
-	takers  sync.Map                        // of pointers to the hints of callers that can take what a removed session owned
+	takers  sync.Map                        // the callers that can take what a removed session owned; a key is unique, a value has Wake
 	kick    chan struct{}                   // receives when a caller begins to wait, or notes an owner
 	known   atomic.Pointer[map[string]bool] // the sessions that the last looks found
 	unknown atomic.Bool                     // a caller has noted an owner that is not among them
@@ -78,22 +78,26 @@ func (w *sweeper) init(s *Session) {
 func (w *sweeper) addWaiter(hints tenure.Subscription) (remove func()) {
 	w.waiting.Add(1)
 	notify(w.kick)
-	w.takers.Store(&hints, true)
+	taker, ok := hints.(waker)
+	if ok {
+		w.takers.Store(&taker, taker) // by a pointer, because a store's own subscription need not be comparable
+	}
 	return func() {
 		w.waiting.Add(-1)
-		w.takers.Delete(&hints)
+		w.takers.Delete(&taker)
 	}
 }
 
 // wakeTakers wakes the callers of this process that can take the keys of a session that it has removed. Callers
 // in other processes are woken when the first rows are free, so that not all come at once.
 func (w *sweeper) wakeTakers() {
-	for hints := range w.takers.Range {
-		if taker, ok := (*hints.(*tenure.Subscription)).(interface{ Wake() }); ok {
-			taker.Wake()
-		}
+	for _, taker := range w.takers.Range {
+		taker.(waker).Wake()
 	}
 }
+
+// waker is a subscription that can be woken within the process, as those of this library's stores can.
+type waker interface{ Wake() }
 
 // noteOwner records the session that owns a requested key. If the last sweep did not see that session,
 // because it owned nothing then, it may expire before the next sweep: its TTL may be shorter.
