@@ -136,8 +136,8 @@ func (s *shared) connectNow() {
 	}
 }
 
-// why explains an error. If a request has waited in vain for a connection, the client does not say why
-// there is none.
+// why explains an error. If a request got no connection in time, the client does not say why there is
+// none.
 func (s *shared) why(ctx context.Context, err error) error {
 	conn := s.client.ActiveConnection()
 	if ctx.Err() == nil || conn == nil || conn.GetState() != connectivity.TransientFailure {

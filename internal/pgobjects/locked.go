@@ -30,7 +30,7 @@ type locker struct {
 	text string
 }
 
-// explainLocked adds the lock's owner to the error of a write that has waited for the lock in vain. It asks
+// explainLocked adds the lock's owner to the error of a write that did not get the lock in time. It asks
 // the server only once in a while, in the time that the call has left.
 func (t *Table) explainLocked(ctx context.Context, id objects.ID, err error) error {
 	if pgconns.SQLState(err) != pgconns.StateLockNotAvailable {
