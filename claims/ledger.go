@@ -36,11 +36,11 @@ type batch struct {
 	done chan struct{} // closed when the rows are free, or the session is lost
 }
 
-func newLedger(t *term, settle, ttl time.Duration) *ledger {
+func newLedger(t *term, mayRun, ttl time.Duration) *ledger {
 	return &ledger{
 		term: t, held: make(map[string]int64), requested: make(map[string]bool), early: make(map[string]int64),
 		freeing: make(map[string]int), detached: make(map[string]int64), spent: make(map[string]int64), forgetAt: perStatement,
-		doubts: doubts{settle: settle, ttl: ttl, rows: make(map[string]doubt), changed: make(chan struct{}, 1)},
+		doubts: doubts{mayRun: mayRun, ttl: ttl, rows: make(map[string]doubt), changed: make(chan struct{}, 1)},
 	}
 }
 
@@ -191,12 +191,12 @@ func (l *ledger) freed(rows []objects.Claim) {
 
 // doubt says how long a row may differ from what the session believes.
 type doubt struct {
-	soon  time.Time // when a statement whose answer was lost has landed, unless it is very late; zero: there is none
-	until time.Time // a look that begins after this time ends the doubt
+	landed time.Time // by then a statement whose answer was lost has landed, unless it is very late; zero: there is none
+	until  time.Time // a look that begins after this time ends the doubt
 }
 
 func (d doubt) and(other doubt) doubt {
-	return doubt{later(d.soon, other.soon), later(d.until, other.until)}
+	return doubt{later(d.landed, other.landed), later(d.until, other.until)}
 }
 
 func later(a, b time.Time) time.Time {
@@ -208,7 +208,7 @@ func later(a, b time.Time) time.Time {
 
 // doubts say which rows of one kind a session has to look at, and when.
 type doubts struct {
-	settle time.Duration // how long a statement may run after its answer was lost, unless it was delayed
+	mayRun time.Duration // how long a statement may run after its answer was lost, unless it was delayed
 	ttl    time.Duration
 
 	rows     map[string]doubt // about single rows
@@ -223,8 +223,8 @@ type doubts struct {
 func (d *doubts) add(now time.Time, why doubt, ids ...string) {
 	at := now
 	switch {
-	case !why.soon.IsZero():
-		at = now.Add(d.settle)
+	case !why.landed.IsZero():
+		at = now.Add(d.mayRun)
 	case len(ids) > 0:
 		at = now.Add(d.ttl)
 	}
@@ -258,7 +258,7 @@ func (d *doubts) due(now time.Time) (rows, all bool, at time.Time) {
 
 // unsure reports whether a statement whose answer was lost may land at any moment, on rows whose IDs
 // are unknown.
-func (d *doubts) unsure(now time.Time) bool { return now.Before(d.any.soon) }
+func (d *doubts) unsure(now time.Time) bool { return now.Before(d.any.landed) }
 
 // looked ends the doubts about rows, if they were over when a look at these rows began.
 func (d *doubts) looked(began time.Time, ids []string) {
@@ -273,8 +273,8 @@ func (d *doubts) looked(began time.Time, ids []string) {
 func (d *doubts) again(began, now time.Time) {
 	pause := d.ttl
 	for _, why := range d.rows {
-		if why.soon.After(began) {
-			pause = d.settle
+		if why.landed.After(began) {
+			pause = d.mayRun
 			break
 		}
 	}

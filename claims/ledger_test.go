@@ -38,7 +38,7 @@ const (
 )
 
 const (
-	ledgerSettle = 10 * time.Second
+	ledgerMayRun = 10 * time.Second
 	ledgerTTL    = 30 * time.Second
 	ledgerLate   = time.Hour
 )
@@ -49,7 +49,7 @@ const (
 func TestALedgerIsAsItsModelSays(t *testing.T) {
 	for seed := range uint64(100) {
 		w := &ledgerWorld{T: t, rng: rand.New(rand.NewPCG(seed, 0)), now: time.Unix(1e9, 0), rows: make(map[string]objects.Claim), claims: make(map[objects.Claim]claimState)}
-		w.l = newLedger(&term{id: "ours"}, ledgerSettle, ledgerTTL)
+		w.l = newLedger(&term{id: "ours"}, ledgerMayRun, ledgerTTL)
 		steps := []func(){w.take, w.take, w.loseTake, w.land, w.release, w.landFree, w.landFree, w.detach, w.finish, w.request, w.undo, w.wait, w.look}
 		for range 300 {
 			steps[w.rng.IntN(len(steps))]()
@@ -118,7 +118,7 @@ func (w *ledgerWorld) loseTake() {
 	if w.rng.IntN(2) == 0 {
 		named = nil // it is not known which rows the statement takes
 	}
-	w.l.doubts.add(w.now, doubt{w.now.Add(ledgerSettle + ledgerTTL), w.now.Add(ledgerLate)}, named...)
+	w.l.doubts.add(w.now, doubt{w.now.Add(ledgerMayRun + ledgerTTL), w.now.Add(ledgerLate)}, named...)
 	end := w.now.Add(ledgerLate)
 	w.late = append(w.late, func() {
 		if w.now.Before(end) { // later ones are found by a look that has no doubt

@@ -55,7 +55,7 @@ func (k *kind) lostTake(l *ledger, of *source) {
 // lostAnswerLocked is lostAnswer for a caller that holds the session's mu. With no IDs, it means any rows.
 func (k *kind) lostAnswerLocked(l *ledger, ids ...string) {
 	now := time.Now()
-	k.doubt(l, doubt{soon: now.Add(2*k.s.limit + k.s.cfg.TTL), until: now.Add(k.lateBy())}, ids...)
+	k.doubt(l, doubt{landed: now.Add(2*k.s.limit + k.s.cfg.TTL), until: now.Add(k.lateBy())}, ids...)
 }
 
 // doubt schedules a look at rows; with no IDs, at all rows. The caller holds the session's mu.

@@ -46,7 +46,7 @@ func (q *Queue) takeFor(ctx context.Context, session string, o TakeOptions) ([]C
 		return nil, err
 	}
 	if o.Have != nil {
-		if got, err := q.unknown(ctx, session, o); err != nil || len(got) > 0 {
+		if got, err := q.missing(ctx, session, o); err != nil || len(got) > 0 {
 			return got, err
 		}
 	}
@@ -69,9 +69,9 @@ func (q *Queue) takeFor(ctx context.Context, session string, o TakeOptions) ([]C
 	return kept, nil
 }
 
-// unknown returns up to o.N rows that a session owns and its worker does not know of. It retires those
+// missing returns up to o.N rows that a session owns and its worker does not know of. It retires those
 // without attempts left: the process that took them may have died before it did.
-func (q *Queue) unknown(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
+func (q *Queue) missing(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
 	rows, err := q.ownedBy(ctx, session)
 	if err != nil {
 		return nil, err

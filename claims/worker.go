@@ -252,17 +252,17 @@ func (w *Worker) runOne(ctx context.Context, c Claim, fn, done func(context.Cont
 			if p := recover(); p != nil { // it releases the row at once
 				panic(p)
 			}
-			log(w.settle(ctx, c, errGoexit, done))
+			log(w.finishOrRelease(ctx, c, errGoexit, done))
 		}()
 		err := logtext.Sound(fn(ctx, c))
 		returned = true
-		return w.settle(ctx, c, err, done)
+		return w.finishOrRelease(ctx, c, err, done)
 	}))
 }
 
-// settle finishes or releases a row whose func has returned err, unless its claim has ended. It returns
+// finishOrRelease finishes or releases a row whose func has returned err, unless its claim has ended. It returns
 // why the row is not finished.
-func (w *Worker) settle(ctx context.Context, c Claim, err error, done func(context.Context, Claim) error) error {
+func (w *Worker) finishOrRelease(ctx context.Context, c Claim, err error, done func(context.Context, Claim) error) error {
 	held := w.Holds(c)
 	cause := context.Cause(ctx) // after Holds, so that it is set if it is why the claim is not held
 	// A session that closes holds nothing any more, but what its funcs have done still counts.

@@ -222,7 +222,7 @@ func (w *work) take(ctx context.Context, lose context.CancelCauseFunc) {
 		w.running.Go(func() {
 			defer w.drop(t.Claim)
 			result, err := w.fn(one, t)
-			w.settle(one, t, result, logtext.Sound(err))
+			w.finishOrGiveBack(one, t, result, logtext.Sound(err))
 		})
 	}
 }
@@ -244,8 +244,8 @@ func (w *work) drop(c claims.Claim) {
 	}
 }
 
-// settle finishes a task, or gives it back. The database decides whether that comes too late.
-func (w *work) settle(ctx context.Context, t Task, result any, err error) {
+// finishOrGiveBack finishes a task, or gives it back. The database decides whether that comes too late.
+func (w *work) finishOrGiveBack(ctx context.Context, t Task, result any, err error) {
 	logger := w.c.cfg.Logger.With("task", t.Claim.String(), "attempt", t.Claim.Attempt)
 	if err != nil && ctx.Err() != nil {
 		w.giveBack(ctx, logger, "abandon", t.Claim)

@@ -337,7 +337,7 @@ func (l *leases) connect(ctx context.Context, set *leaseSet) error {
 }
 
 // succeed makes a new set the current one, unless opening it failed with err, and
-// returns the set that is no longer needed.
+// returns the set to close: the previous one, or next if it can't be used.
 func (l *leases) succeed(next *leaseSet, err error) (last *leaseSet) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -12,10 +12,10 @@ func TestACallBeginsAfterSilenceAndCountsOnceAnswered(t *testing.T) {
 		began := time.Now().Add(-time.Hour)
 		c.sent(began)
 		if !c.lastSuccess().IsZero() {
-			t.Error("a call that nobody answered counts")
+			t.Error("a call without an answer counts as a success")
 		}
 		if !c.unanswered() {
-			t.Error("it passes for answered before it is")
+			t.Error("the call counts as answered before its answer has come")
 		}
 		c.sent(began.Add(quiet / 2)) // of the same call
 		c.answered()

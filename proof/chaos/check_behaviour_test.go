@@ -131,7 +131,7 @@ func TestAHistoryThatIsNoBehaviourOfTheRulesIsRefused(t *testing.T) {
 		"a steal after the file was removed":       {all(sooner, func(h *history) { h.until = 3000 * ms }), ""},
 		"an offer that another replica takes":      {rewrite(offer, func(_ *entry, w *recordWrite) { w.Payload = strings.Replace(w.Payload, "-b", "-c", 1) }), "L2"},
 		"an offer to anyone":                       {rewrite(offer, func(_ *entry, w *recordWrite) { w.Payload = strings.Replace(w.Payload, "replica-b", "", 1) }), ""},
-		"a begin over a record that nobody had":    {rewrite(stealC, func(_ *entry, w *recordWrite) { w.Over-- }), "compare-and-swap"},
+		"a begin over a version that never was":    {rewrite(stealC, func(_ *entry, w *recordWrite) { w.Over-- }), "compare-and-swap"},
 		"a renewal over a version that is gone":    {rewrite(renewB, func(_ *entry, w *recordWrite) { w.Over -= 20 }), "compare-and-swap"},
 		"a renewal by another replica":             {rewrite(renewA, func(_ *entry, w *recordWrite) { w.By = "replica-b" }), "L4"},
 		"a release by another replica":             {rewrite(releaseC, func(_ *entry, w *recordWrite) { w.By = "replica-b" }), "L4"},
