@@ -74,12 +74,11 @@ func (c *Coordinator) Config() CoordinatorConfig { return c.cfg }
 // If the job, the Logger or the Trace panics, Run ends the term, releases the lease, and then
 // panics with a [*JobPanic]. A second call while Run is running returns [ErrInvalid].
 func (c *Coordinator) Run(ctx context.Context) error {
-	ctx, hints, done, err := c.begin(ctx)
+	ctx, hints, done, err := c.begin(ctx, c.cfg.Drain)
 	if err != nil {
 		return fmt.Errorf("tenure: run: %w", err)
 	}
 	defer done()
-	c.cfg.Drain.AwaitMark(ctx)
 	standby := standby{base: &c.base, hints: hints}
 	for pause := time.Duration(0); ctx.Err() == nil; {
 		term := c.standBy(ctx, &standby, pause)
@@ -141,7 +140,7 @@ func (c *Coordinator) Hold(ctx context.Context, term *Term) error {
 		return fmt.Errorf("tenure: hold %s: %w: the TTL in the term's record is shorter than the lease's %v, for which the coordinator's intervals are meant",
 			cfg.Key, ErrInvalid, cfg.TTL)
 	}
-	ctx, hints, done, err := c.begin(ctx)
+	ctx, hints, done, err := c.begin(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("tenure: hold: %w", err)
 	}
@@ -152,9 +151,9 @@ func (c *Coordinator) Hold(ctx context.Context, term *Term) error {
 	return nil
 }
 
-// begin prepares to hold the lease, until done is called. The context that it returns also ends
-// when the logger or the trace panics; done then panics too.
-func (c *Coordinator) begin(ctx context.Context) (_ context.Context, hints Subscription, done func(), err error) {
+// begin prepares to hold the lease, until done is called. It first waits for the mark of a Drain, unless that is nil. The
+// context that it returns also ends when the logger or the trace panics; done then panics too.
+func (c *Coordinator) begin(ctx context.Context, marked *Drain) (_ context.Context, hints Subscription, done func(), err error) {
 	if !c.running.CompareAndSwap(false, true) {
 		return nil, nil, nil, fmt.Errorf("%w: the coordinator is running", ErrInvalid)
 	}
@@ -167,6 +166,7 @@ func (c *Coordinator) begin(ctx context.Context) (_ context.Context, hints Subsc
 	if !c.single {
 		hints = Watch(c.lease.store, c.lease.cfg.Key)
 	}
+	marked.AwaitMark(ctx) // before it follows: Start need not wait for a replica that has nothing yet
 	leave := c.cfg.Drain.Follow(c.drain)
 	ctx, cancel := context.WithCancel(ctx)
 	ignorePanics := c.monitor.reports.PassOn(func(p *report.Panic) {
@@ -263,6 +263,9 @@ func (c *Coordinator) leaveTerm(err error) *resignation {
 func (c *Coordinator) startJob(term *Term, keeper *keeper, job *runningJob) error {
 	c.mu.Lock() // so that no job begins after a resignation
 	defer c.mu.Unlock()
+	if _, err := c.untilCheck(term, keeper); err != nil {
+		return err
+	}
 	if keeper.over.Err() != nil {
 		return context.Cause(keeper.over)
 	}
@@ -298,9 +301,6 @@ func (c *Coordinator) untilOver(ctx context.Context, term *Term, keeper *keeper,
 			if !r.isConfirmation() {
 				r.note(&c.monitor)
 				return r.cause
-			}
-			if _, err := c.untilCheck(term, keeper); err != nil {
-				return err // the term ended at the same moment
 			}
 			if err := c.startJob(term, keeper, job); err != nil {
 				return err

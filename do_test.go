@@ -117,3 +117,22 @@ func TestHoldRunsTheJobForATermThatWasAcquiredBefore(t *testing.T) {
 		require.ErrorIs(t, c.Hold(t.Context(), lost), tenure.ErrLost, "a term that is over")
 	})
 }
+
+func TestATermThatWasNotRenewedInTimeBeginsNoJob(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lease := kit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{})
+		began := 0
+		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: func(ctx context.Context) error {
+			began++
+			<-ctx.Done()
+			return nil
+		}})
+		require.NoError(t, err)
+		for _, age := range []time.Duration{tenure.DefaultTTL, c.Config().RenewDeadline} { // trust is left, but less than the job may take to stop
+			term := kit.MustAcquire(t, lease)
+			time.Sleep(age)
+			require.ErrorIs(t, c.Hold(t.Context(), term), tenure.ErrDeadline)
+			require.Zero(t, began, "after %v", age)
+		}
+	})
+}

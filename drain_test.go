@@ -287,6 +287,24 @@ func TestADrainedReplicaRetriesARelease(t *testing.T) {
 	}
 }
 
+func TestAReplicaThatHasNotBegunHasNothingToGiveBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		faulty := storetest.Faulty(storetest.NewMem(), kit.Refuse) // so its mark can't be read
+		a := newDrainable(t, faulty, "a")
+		a.run(t)
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		require.NoError(t, a.drain.Start(ctx))
+		faulty.SetHook(nil)
+		time.Sleep(time.Hour)
+		require.False(t, a.coordinator.IsHolder())
+		a.drain.Stop()
+		synctest.Wait()
+		require.True(t, a.coordinator.IsHolder())
+	})
+}
+
 func TestStartEndsWhenTheReplicaTakesPartAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()
