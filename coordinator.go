@@ -391,8 +391,9 @@ func (c *Coordinator) awaitResignation(ctx context.Context, resign *resignation)
 // and releases the lease. It returns fn's error; if the lease was lost before fn returned,
 // that error is also [ErrLost] or [ErrDeadline]. If ctx is done before fn is called, Do
 // returns its cause; if ctx is done later, the context of fn is done too, and the lease is
-// kept until fn has returned. If fn panics, Do panics with a [*JobPanic]. It never calls fn
-// twice: the caller decides what to do after a loss.
+// kept until fn has returned. If fn panics, Do panics with a [*JobPanic]; if it calls
+// [runtime.Goexit], Do returns an error. Do never calls fn twice: the caller decides what to do
+// after a loss.
 //
 // Use it for a single piece of work, such as a migration. A job that continues for as long as
 // the program runs needs a [Coordinator].
@@ -404,7 +405,8 @@ func Do(ctx context.Context, lease *Lease, fn func(context.Context) error) error
 	defer stop()
 	called, result := false, error(nil)
 	coordinator, err := NewCoordinator(lease, CoordinatorConfig{Reconcile: func(ctx context.Context) error {
-		called = true
+		called, result = true, fmt.Errorf("tenure: do: %w", errGoexit)
+		defer stop() // also if fn does not return
 		result = fn(ctx)
 		if cause := context.Cause(ctx); isLoss(cause) {
 			result = errors.Join(fmt.Errorf("tenure: do: %w", cause), result)

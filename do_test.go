@@ -3,6 +3,7 @@ package tenure_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -85,6 +86,23 @@ func TestDoPassesAPanicOn(t *testing.T) {
 		kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Holder: "other"}))
 		require.ErrorIs(t, tenure.Do(t.Context(), kit.NewLease(t, store, tenure.LeaseConfig{}), nil), tenure.ErrInvalid)
 		require.ErrorIs(t, tenure.Do(t.Context(), nil, kit.Succeeds), tenure.ErrInvalid)
+	})
+}
+
+func TestDoCallsAFuncThatEndsByGoexitOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, calls := storetest.NewMem(), 0
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		err := tenure.Do(ctx, kit.NewLease(t, store, tenure.LeaseConfig{}), func(context.Context) error {
+			calls++
+			runtime.Goexit() // as t.FailNow does
+			return nil
+		})
+		require.ErrorContains(t, err, "tenure: do: runtime.Goexit was called")
+		require.Equal(t, 1, calls)
+		require.NoError(t, ctx.Err(), "Do returns at once")
+		kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Holder: "other"})) // it is free
 	})
 }
 

@@ -71,7 +71,7 @@ func NewDrain(store Store, replica string, logger *slog.Logger) (*Drain, error) 
 	d := &Drain{store: store, key: drainKey(replica), known: make(chan struct{}), followers: make(map[*follower]bool)}
 	d.logger, _ = report.Logger(cmp.Or(logger, slog.Default()))
 	err := d.key.Validate()
-	if store == nil {
+	if objects.IsNil(store) {
 		err = fmt.Errorf("%w: store is nil", ErrInvalid)
 	}
 	if err != nil {
@@ -284,7 +284,10 @@ func SetDrain(ctx context.Context, store Store, d Drained) error {
 	o := Object{Key: drainKey(d.Replica)}
 	o.Payload, _ = json.Marshal(drainRecord{ForMS: d.Left.Milliseconds(), By: d.By})
 	err := o.Validate()
-	if err == nil && d.Left < time.Millisecond {
+	switch {
+	case objects.IsNil(store):
+		err = fmt.Errorf("%w: store is nil", ErrInvalid)
+	case err == nil && d.Left < time.Millisecond:
 		err = fmt.Errorf("%w: a replica can't be drained for %v", ErrInvalid, d.Left)
 	}
 	if err == nil {
@@ -299,6 +302,9 @@ func SetDrain(ctx context.Context, store Store, d Drained) error {
 
 // ClearDrain removes the mark of a replica, which takes part again. If it has none, the error is [ErrNotFound].
 func ClearDrain(ctx context.Context, store Store, replica string) error {
+	if objects.IsNil(store) {
+		return fmt.Errorf("tenure: undrain %s: %w: store is nil", replica, ErrInvalid)
+	}
 	key := drainKey(replica)
 	o, err := store.Get(ctx, key)
 	if err == nil {

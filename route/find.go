@@ -268,8 +268,20 @@ func (rt *Route) load(c claims.Claim) {
 	e.loading = true
 	rt.busy.Go(func() {
 		failed := false
+		defer func() { // also if Run ends by runtime.Goexit
+			rt.mu.Lock()
+			defer rt.mu.Unlock()
+			e.loading = false
+			if failed {
+				e.failures++
+				e.runAfter = time.Now().Add(e.pause.Next(time.Since(e.runAfter), 100*time.Millisecond, 30*time.Second))
+			}
+			e.news()
+			rt.wake() // because the key is free
+		}()
 		err := rt.keys.Do(context.Background(), c, func(ctx context.Context) error {
 			var served atomic.Bool
+			failed = true
 			err := rt.cfg.Run(ctx, c, func(h http.Handler) error {
 				err := rt.Serve(ctx, h)
 				served.Store(err == nil)
@@ -281,14 +293,5 @@ func (rt *Route) load(c claims.Claim) {
 		if err != nil {
 			rt.cfg.Logger.Warn("route: the func of a key has failed", "key", c.String(), "error", err)
 		}
-		rt.mu.Lock()
-		defer rt.mu.Unlock()
-		e.loading = false
-		if failed {
-			e.failures++
-			e.runAfter = time.Now().Add(e.pause.Next(time.Since(e.runAfter), 100*time.Millisecond, 30*time.Second))
-		}
-		e.news()
-		rt.wake() // because the key is free
 	})
 }

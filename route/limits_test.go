@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -168,6 +169,21 @@ func TestARunThatIsToldToReturnHasNotFailed(t *testing.T) {
 		}
 		require.Equal(t, http.StatusOK, <-answers)
 		require.Less(t, time.Since(began), 10*time.Second, "no back-off")
+	})
+}
+
+func TestARunThatEndsByGoexitHasFailed(t *testing.T) {
+	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
+		runs := 0
+		p := n.start(t, store, "a", route.Config{Run: func(ctx context.Context, c claims.Claim, serve func(http.Handler) error) error {
+			if runs++; runs == 1 {
+				runtime.Goexit()
+			}
+			return answering(ctx, c, serve)
+		}})
+		require.Equal(t, http.StatusServiceUnavailable, post(p.route, "/x").Code)
+		require.Equal(t, http.StatusOK, post(p.route, "/x").Code, "the next request has it called again")
+		require.Equal(t, 2, runs)
 	})
 }
 
