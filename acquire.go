@@ -282,10 +282,10 @@ func (l *Lease) tooLate(ctx context.Context, term *Term) error {
 // again. A request of [Lease.RequestRelease] reaches only [Coordinator.Hold], not a worker behind servers.
 //
 // After a failover of the database, Resume returns [ErrHeld] until the failover has settled: another term may have
-// followed, and its record been lost. It returns [ErrLost] if the record is another term's or is gone, or if the
-// process that began the term is about to end it: see [Lease.Seal]. It resumes an expired record if no replica has
-// taken the lease over, so that a late worker loses nothing. After any other error the record may have been renewed;
-// Resume may be called again.
+// followed, and its record may have been lost. It returns [ErrLost] if the record is another term's or is gone, or
+// if the process that began the term is about to end it: see [Lease.Seal]. It resumes an expired record if no
+// replica has taken the lease over, so that a late worker loses nothing. After any other error the record may have
+// been renewed; Resume may be called again.
 //
 // On Postgres it takes one round trip, except the first time.
 func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, error) {

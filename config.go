@@ -14,7 +14,7 @@ import (
 	"github.com/tenurelib/tenure/internal/report"
 )
 
-// Defaults of [LeaseConfig].
+// DefaultTTL is the default of [LeaseConfig.TTL].
 const (
 	DefaultTTL = 30 * time.Second
 	minimumTTL = 10 * time.Millisecond
@@ -29,7 +29,7 @@ type LeaseConfig struct {
 	TTL    time.Duration     // how long the lease counts as held after its last renewal; default 30s; from 10ms to a year
 	Margin time.Duration     // the holder's own trust ends this long before the TTL; default TTL/30
 	Labels map[string]string // shown to observers: an address, a build
-	Expiry ExpiryPolicy      // default StoreClock, which a store without a clock makes Observed
+	Expiry ExpiryPolicy      // default StoreClock; in a [Clockless] store always Observed
 	Logger *slog.Logger      // default slog.Default()
 
 	// AssumeUniqueHolder lets this replica take over a lease that has not expired if the
@@ -145,8 +145,8 @@ type CoordinatorConfig struct {
 	// counts as failed. It should be quick, because a standby calls it between a release that
 	// wakes it and its attempt. It must not panic.
 	//
-	// If CheckTimeout exceeds its default, Check is called before the renewal is due, by as
-	// much as the excess, but not before the last renewal.
+	// If CheckTimeout exceeds its default, Check is called earlier, by the difference, but
+	// never before the previous renewal.
 	Check         func(ctx context.Context, role Role) error
 	CheckTimeout  time.Duration // default (RenewDeadline − RenewInterval)/2; below the RenewDeadline
 	CheckFailures int           // default 1
@@ -163,31 +163,32 @@ type CoordinatorConfig struct {
 	// failed for a TTL, another replica gets the lease and has to fence the same holders;
 	// this one stays away as if its Check had failed.
 	//
-	// It must be safe to call for a holder that is already cut off, because a replica that
-	// did not finish leaves its predecessors to the next one. After a crash and restart it is
-	// also called for a holder with this replica's own name, unless AssumeUniqueHolder is set.
-	// It must return when its context ends, as a job must: with the term, or after ten TTLs.
+	// It must be safe to call for a holder that is already cut off, because a replica that did
+	// not finish leaves its predecessors to the next one. After a crash and restart it is also
+	// called for a holder with this replica's own name, unless AssumeUniqueHolder is set. Its
+	// context ends with the term, or after ten TTLs if that is earlier; it must then return, as
+	// a job must.
 	FencePredecessor func(ctx context.Context, prev Holding) error
 
 	// Outranks, if set, reports whether this replica should have the lease rather than holder, for
 	// example because it is in the database's zone. Once it has returned true about the same term for
 	// Settle, and Check has passed, this replica asks for a handover to itself. Each such request
-	// doubles the time until the next, up to an hour, until this replica has held the lease for that
-	// long. Outranks is called when this replica has read who holds the lease. It must do no I/O, and
-	// must not panic.
+	// doubles the time that must pass before the next one, up to an hour; after a term of this
+	// replica that lasted longer than that time, it is Settle again. Outranks is called when this
+	// replica has read who holds the lease. It must do no I/O, and must not panic.
 	Outranks func(holder Holding) bool
 	Settle   time.Duration // default 4 TTLs
 
-	// Drain, if set, makes this replica resign, and not compete, while it is drained. Run competes once the
-	// Drain has read its mark.
+	// Drain, if set, makes this replica resign, and not compete, while it is drained. Run does not compete
+	// before the Drain has read the mark for the first time.
 	Drain *Drain
 
 	// Logger gets one line for each acquire, loss and release, and for each problem.
 	// Nothing waits for it: see [Trace]. Default: the lease's.
 	Logger *slog.Logger
 
-	// LogRenewals logs renewals at info, at most one a minute, with the replica also as
-	// replica_id. The others, and all of them by default, are logged at debug.
+	// LogRenewals logs renewals at info, at most one a minute, with the replica's name also as
+	// replica_id. All other renewals are logged at debug, and without LogRenewals all are.
 	LogRenewals bool
 
 	// Trace, if set, is called when something happens.

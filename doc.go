@@ -19,8 +19,8 @@
 //
 // # Where to begin
 //
-// Of all the names below, a program needs ten. [OpenPostgres] or [OpenSQLite] opens a store, and
-// the store's Migrate creates its tables. [NewLease] takes a [LeaseConfig] with a Key;
+// A program needs ten of the names below. [OpenPostgres] or [OpenSQLite] opens a store, and the
+// store's Migrate creates its tables. [NewLease] takes a [LeaseConfig] with a Key;
 // [NewCoordinator] takes a [CoordinatorConfig], with a job that [Every] makes from a func; and
 // [Coordinator.Run] does the rest. In the job, [TermFromContext] returns the term that the store's
 // Fenced checks with each transaction. The first example of the package is such a program.

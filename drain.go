@@ -300,7 +300,8 @@ func SetDrain(ctx context.Context, store Store, d Drained) error {
 	return nil
 }
 
-// ClearDrain removes the mark of a replica, which takes part again. If it has none, the error is [ErrNotFound].
+// ClearDrain removes a replica's mark, so that the replica takes part again. If it is not marked, the error is
+// [ErrNotFound].
 func ClearDrain(ctx context.Context, store Store, replica string) error {
 	if objects.IsNil(store) {
 		return fmt.Errorf("tenure: undrain %s: %w: store is nil", replica, ErrInvalid)

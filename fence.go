@@ -145,8 +145,8 @@ type SQLStore interface {
 // statement. If fn sends COMMIT as SQL, the writes before it are not fenced, and FencedTx returns
 // an error. fn runs within a savepoint, so on Postgres only opts can choose the isolation level.
 // Above READ COMMITTED a database may end the transaction with a serialization failure because
-// the lease was renewed in the meantime; then try again. On SQLite no process can renew the lease
-// or take it over from fn's first write until the end of the transaction.
+// the lease was renewed in the meantime; then try again. On SQLite, from fn's first write until
+// the transaction ends, no process can renew the lease or take it over.
 func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) error {
 	switch {
 	case objects.IsNil(store):

@@ -167,10 +167,11 @@ func AtMost(limit time.Duration, run func(context.Context) error) func(context.C
 }
 
 // Every returns a job that calls sweep at once, and again one interval after each call has
-// returned, until its context is done. It logs a sweep's error and continues; it logs an
-// unchanged error every ten minutes. While a sweep lasts for more than three intervals, and for
-// more than a minute, it logs that every ten minutes; [AtMost] limits a sweep. A panic ends the
-// job. Every itself panics if the interval is not positive or sweep is nil.
+// returned, until its context is done. It logs a sweep's error and continues; while the error
+// stays the same, it logs it once every ten minutes. A sweep that has lasted for more than
+// three intervals, and for more than a minute, is logged as well, and again every ten minutes
+// until it returns; [AtMost] limits a sweep. A panic ends the job. Every itself panics if the
+// interval is not positive or sweep is nil.
 //
 // Each term begins with a sweep, so even with an interval of a day there is a sweep at each
 // deployment. Package schedule is for jobs that are due at given times.

@@ -116,7 +116,7 @@ type JobRun struct {
 	Name    string
 	Outcome RunOutcome
 	Began   time.Time
-	Ended   time.Time // zero if it has just begun
+	Ended   time.Time // zero if it has not ended
 	Oldest  time.Time // when the oldest run with this name that has not ended began; zero: none is running
 	Err     error     // what it returned
 }
@@ -201,8 +201,8 @@ func (c *Coordinator) isStale(s *state) bool {
 // runs of the job are not changes, nor is the moment when the status becomes stale.
 //
 // A reader that is slower than the changes gets the latest status and misses those in between;
-// the coordinator never waits for a reader. Any number of readers each get all changes. Changes
-// starts no goroutine.
+// the coordinator never waits for a reader. There may be any number of readers, and they do not
+// take changes from each other. Changes starts no goroutine.
 func (c *Coordinator) Changes(ctx context.Context) iter.Seq[Status] {
 	return func(yield func(Status) bool) {
 		for ctx.Err() == nil {

@@ -169,8 +169,8 @@ func (c WriteCondition) String() string {
 
 // Store keeps objects and writes them by compare-and-swap.
 //
-// A store may also implement [Lister], [Fencer], [SQLStore], [Watcher], [Notifier],
-// [Clockless], [Nameless] and [Exclusive]. A store for another database is a module of its own, with its
+// A store may also implement [Lister], [Fencer], [SQLStore], [Watcher], [Notifier], [Clockless],
+// [Nameless], [Lineaged] and [Exclusive]. A store for another database is a module of its own, with its
 // own constructor. Package storetest tests a store against this contract:
 //
 //   - A write is atomic, and durable when it returns nil. A failed condition changes nothing.

@@ -55,11 +55,12 @@ func (cfg PostgresConfig) LogValue() slog.Value { return slog.StringValue(cfg.St
 // Leases have connections of their own, so that renewals never wait behind the application's
 // queries: usually one, and more while many leases are busy at the same moment or some wait for
 // locks, up to the size of the pool but at least four. Leases that write at the same moment share
-// transactions, and so need few connections, unless the pool has a PrepareConn hook, which may
-// depend on the context of a single call, or the connections prepare no statements, as behind a
-// pooler. Connections older than the pool's MaxConnLifetime are replaced: a new one is opened
-// first, and if the server has no slot for it, the old ones are kept. An idle connection is kept
-// for at least half an hour. Where standbys watch, one more connection listens for all of them.
+// transactions, and so need few connections. They do not share them if the pool has a PrepareConn
+// hook, which may depend on the context of a single call, or if the connections prepare no
+// statements, as behind a pooler. Connections older than the pool's MaxConnLifetime are replaced:
+// a new one is opened first, and if the server has no slot for it, the old ones are kept. An idle
+// connection is kept for at least half an hour. Where standbys watch, one more connection listens
+// for all of them.
 //
 // A call whose context has no deadline takes at most 30 s, with two exceptions: [OpenPostgres] and
 // Migrate wait for a database, and a func of Fenced takes as long as it likes.

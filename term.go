@@ -34,7 +34,7 @@ var (
 	ErrShutdown = errors.New("replica is shutting down")
 
 	// ErrUnhealthy means that a term is over because [CoordinatorConfig.Check] failed, or
-	// because FencePredecessor kept failing for too long.
+	// because FencePredecessor kept failing for a TTL.
 	ErrUnhealthy = errors.New("replica is unhealthy")
 
 	// ErrJobEnded means that one of the job's funcs returned or panicked during the term.

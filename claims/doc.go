@@ -15,7 +15,7 @@
 //     states for the terms of a lease. After [Keys.Move], the former owner believes its claim to be valid until
 //     it learns of the move.
 //   - A write that is fenced by a claim never commits after the key's next claim began,
-//     whatever the pauses, clocks and partitions: see [Claim.Fence].
+//     whatever pauses, clocks and partitions do: see [Claim.Fence].
 //   - The tokens of one key strictly increase.
 //   - A key is freed only after the func that [Keys.Do] runs for it has returned. One [Session]
 //     never runs two funcs for one key, even if it was lost and has begun anew. Two sessions of
@@ -45,10 +45,10 @@
 // answered, or the database may have gone back in time, as after a failover. It frees rows that name it but
 // that it does not know, and ends claims that their rows contradict. Comparing a million keys takes a thousand
 // statements of a few milliseconds each, with a pause of the same length after each. If claims begin or end
-// meanwhile, it takes as many statements again, and these take longer.
+// during the comparison, a second round of as many, slower statements follows.
 //
-// Once per TTL, each session looks for sessions that have expired, removes them, and frees their rows. It
-// also frees rows that name a session without a record. While a caller waits for a key, the session looks
-// three times per TTL, and whenever a session can expire. No other process is needed for that. Callers in the process
-// that removes a session take its keys at once, and others when the first rows are free.
+// Once per TTL, each session looks for sessions that have expired, removes them, and frees their rows. It also frees
+// rows that name a session without a record. While a caller waits for a key, the session looks three times per TTL,
+// and whenever a session can expire. No other process is needed for that. Callers that wait in the process that
+// removes a session take its keys at once; those in other processes are woken when the first rows are free.
 package claims

@@ -165,8 +165,8 @@ func (q *Queue) Finish(ctx context.Context, claims ...Claim) error {
 }
 
 // FinishEach finishes each row whose claim stands, whereas Finish finishes all or none. If some have ended, it
-// returns an [*EndedError] that lists them. If others could not be finished, the error says so as well; calling
-// FinishEach again then lists those that were finished all the same.
+// returns an [*EndedError] that lists them. If others could not be finished, the error says so as well. Some of
+// those may have been finished although the answer was lost: another call lists them as ended.
 func (q *Queue) FinishEach(ctx context.Context, claims ...Claim) error {
 	if err := q.valid(claims); err != nil {
 		return q.opError("finish", err)

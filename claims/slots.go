@@ -82,9 +82,9 @@ func validLimit(n int) error {
 }
 
 // SetLimit changes the number of slots, in this process. A slot whose number is n or greater is not taken again
-// once it is free. To hurry its holder, call [Slots.RequestRelease]. Until then more than n may be held, but
-// never more than before. If n is greater than before, SetLimit wakes waiting calls with a hint, as [Keys.Wake]
-// does.
+// once it is free. To free it sooner, call [Slots.RequestRelease]. Until all such slots are free, more than n
+// may be held, but never more than before. If n is greater than before, SetLimit wakes waiting calls with a
+// hint, as [Keys.Wake] does.
 func (s *Slots) SetLimit(n int) error {
 	if err := validLimit(n); err != nil {
 		return opError("set limit of "+s.keys.name, err)

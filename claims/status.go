@@ -125,7 +125,7 @@ func (s *Session) Status() Status {
 
 // Listing is what sessions owned at one moment.
 type Listing struct {
-	Claims []Claim   // in no order
+	Claims []Claim   // in no particular order
 	At     time.Time // the moment, by the database's clock; zero if there were no claims
 }
 

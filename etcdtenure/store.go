@@ -63,7 +63,7 @@ type known struct {
 }
 
 // New returns a store on a client, with its credentials and TLS. The client remains the caller's.
-// It does no I/O; call [Store.Migrate] before the first use.
+// New does no I/O; call [Store.Migrate] before the first use.
 func New(client *clientv3.Client, cfg Config) (*Store, error) {
 	if client == nil {
 		return nil, fmt.Errorf("etcdtenure: new store: %w: client is nil", tenure.ErrInvalid)
@@ -311,7 +311,8 @@ func (s *Store) String() string {
 	return "prefix " + s.cfg.Prefix + " on " + strings.Join(hosts, ",")
 }
 
-// Close ends the subscriptions. A client that was given to [New] remains open.
+// Close ends the subscriptions, and closes the client if [Open] made it. A client that was
+// given to [New] remains open.
 func (s *Store) Close() error {
 	s.close(errClosed)
 	s.watches.Close()

@@ -357,7 +357,7 @@ func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
 }
 
 // FenceConditions returns conditions that fence the caller's own transaction, on the store's
-// cluster, by the term. If they do not hold, the term is over, and Renew says so too.
+// cluster, by the term. If they do not hold, the term is over, and its next renewal fails too.
 //
 //	conditions, err := store.FenceConditions(ctx, term)
 //	resp, err := client.Txn(ctx).If(conditions...).Then(clientv3.OpPut("mine", "x")).Commit()

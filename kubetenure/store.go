@@ -136,8 +136,8 @@ func (s *Store) begin(ctx context.Context) (context.Context, context.CancelFunc,
 const probe = "tenure-probe"
 
 // Migrate checks whether the store can work, by a dry run that creates a Lease named tenure-probe. It
-// writes nothing and may be called at every start. Its error is [tenure.ErrSetup] and says what is
-// missing: the namespace, a permission, or valid credentials.
+// writes nothing and may be called at every start. A [tenure.ErrSetup] says what is missing: the
+// namespace, a permission, or valid credentials.
 func (s *Store) Migrate(ctx context.Context) (err error) {
 	defer storekit.OpError(ctx, &err, "kubetenure: migrate", "namespace "+s.cfg.Namespace)
 	ctx, cancel, err := s.begin(ctx)

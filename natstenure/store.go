@@ -73,7 +73,7 @@ type shared struct {
 }
 
 // New returns a store on the connection of js, with its credentials and TLS. The connection remains
-// the caller's. It does no I/O; call [Store.Migrate] before the first use.
+// the caller's. New does no I/O; call [Store.Migrate] before the first use.
 func New(js jetstream.JetStream, cfg Config) (*Store, error) {
 	if js == nil {
 		return nil, fmt.Errorf("natstenure: new store: %w: js is nil", tenure.ErrInvalid)
@@ -136,7 +136,8 @@ func (s *Store) Outdated() *Store { return &Store{shared: s.shared, outdated: tr
 
 var errClosed = errors.New("the store is closed")
 
-// Close ends the subscriptions. A connection that was given to [New] remains open.
+// Close ends the subscriptions, and closes the connection if [Open] made it. A connection that
+// was given to [New] remains open.
 func (s *Store) Close() error {
 	s.close(errClosed)
 	s.watches.Close()

@@ -213,9 +213,9 @@ func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) (er
 	return err
 }
 
-// Overtake makes the servers refuse each acquire of a lease with this key that any process has sent before, and that
-// they have not stored yet: it writes once more that there is no object, and an acquire names the write that it
-// follows. If there is an object, it returns [tenure.ErrExists]. A witness calls it for a process that is dead.
+// Overtake makes the servers refuse every acquire of the lease with this key, by any process, that was sent before
+// and has not been stored yet. An acquire names the write that it follows, so Overtake writes once more that there
+// is no object. If there is one, it returns [tenure.ErrExists]. A witness calls it for a process that is dead.
 func (s *Store) Overtake(ctx context.Context, key tenure.Key) (err error) {
 	defer s.opError(ctx, &err, "overtake", key)
 	if err := cmp.Or(key.Validate(), s.checkWrite(key), ctx.Err()); err != nil {
@@ -367,10 +367,10 @@ func (s *Store) claim(ctx context.Context, key tenure.Key, before state, name st
 	return append(all, message{subject: subject, data: data, expect: has.sequence, expectOf: subject}), err
 }
 
-// Fence returns the store with its writes fenced by a term: each one is stored only if the
-// subject that is written when a term begins or ends is at the term's token. It does no I/O. In a
-// bucket it returns [errors.ErrUnsupported], because a write there can depend on one entry only.
-// Use the token and a [tenure.Gate] instead.
+// Fence returns the store with its writes fenced by a term: the server stores each one only if
+// the subject to which the beginning and the end of each term of the lease are written is still
+// at the term's token. Fence does no I/O. In a bucket it returns [errors.ErrUnsupported], because
+// a write there can depend on one entry only. Use the token and a [tenure.Gate] instead.
 func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
 	if s.cfg.Bucket != "" {
 		return nil, fmt.Errorf("natstenure: fence: %w: writes to a key-value bucket can't be fenced; use the term's token and a Gate", errors.ErrUnsupported)

@@ -5,8 +5,9 @@
 //   - answered: the handler's answer. The header Tenure-Token has the fencing token under which the request ran.
 //   - refused: status 503 with "Tenure-Request: refused" and Retry-After. The request did not run and will not run; the
 //     client may send it again.
-//   - unknown: status 502 with "Tenure-Request: unknown", or a broken connection if the answer had begun. The request ran
-//     once or not at all. An idempotent request is sent again once before its outcome becomes unknown.
+//   - unknown: status 502 with "Tenure-Request: unknown", or a broken connection if the answer had begun. The request may
+//     have run, but at most once unless it is idempotent: an idempotent request is sent a second time before its outcome
+//     becomes unknown.
 //
 // gRPC clients get the statuses UNAVAILABLE and UNKNOWN instead. A process answers requests for a key while [Route.Serve]
 // runs in the func that holds the right to the key: the term of the lease, or the claim. It checks that right before each
@@ -48,7 +49,8 @@ type Config struct {
 	// Run, for [Keys], starts the owner of a key. If a request arrives for a key that no process owns, this process claims
 	// the key and calls Run in a func of [claims.Keys.Do]. Run calls serve, which is [Route.Serve], as soon as it can answer
 	// requests. If Run returns without having called serve, this process refuses the waiting requests, frees the key, and
-	// does not claim it again for 100 ms, doubling to 30 s. If Run is nil, this process claims no keys.
+	// does not claim it again for a while: at first for 100 ms, then for twice as long each time, up to 30 s. If Run is nil,
+	// this process claims no keys.
 	Run func(ctx context.Context, c claims.Claim, serve func(http.Handler) error) error
 
 	// Idle, for [Keys], is how long Serve waits for another request before it returns. 0 means forever.
@@ -62,8 +64,8 @@ type Config struct {
 	// take to send a body of at most MaxReplay bytes. Default 10s.
 	MaxWait time.Duration
 
-	// DrainFor is how long running requests may continue after the right is given up in order. Default half of the time
-	// that a job has to stop, at most 5s.
+	// DrainFor is how long running requests may continue after the context of Serve has ended while the right still
+	// stands. Default half of the time that a job has to stop, at most 5s.
 	DrainFor time.Duration
 
 	// MaxReplay is the longest body, in bytes, that is kept in memory so that it can be sent again. A longer body, or one of

@@ -41,9 +41,11 @@ type call struct {
 // [tenure.TermFromContext] and [claims.ClaimFromContext] return the same from a request's context as from ctx. The context
 // ends, with the cause of ctx, when the request may not continue:
 //
-//   - If ctx ends in order, new requests are refused at once, and running requests may continue for [Config.DrainFor].
-//     Upgraded connections and event streams end at once; a connection that is still open DrainFor later is closed.
-//   - If the right is lost, all requests end at once, and an answer that has not begun becomes unknown.
+//   - If ctx ends while the right still stands, new requests are refused at once, and running requests may continue
+//     for [Config.DrainFor]. Upgraded connections and event streams end at once; a connection that is still open
+//     DrainFor later is closed.
+//   - If the right is lost, or ctx ends with [tenure.ErrUnhealthy], all requests end at once, and
+//     those whose answers have not begun have the outcome unknown.
 //
 // A handler that ignores its context keeps the key.
 func (rt *Route) Serve(ctx context.Context, h http.Handler) error {

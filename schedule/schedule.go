@@ -1,5 +1,4 @@
-// Package schedule runs a job at planned times, each of them once, on whichever replica
-// holds a lease.
+// Package schedule runs a job once at each planned time, on whichever replica holds a lease.
 //
 //	nightly, err := schedule.New(schedule.Config{
 //		Store: store,

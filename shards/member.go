@@ -43,7 +43,7 @@ type Config struct {
 
 	// Settle is how long a process has to be present before shards move to it. Processes that start
 	// within this time of each other divide the shards without moving any. A process that crashes
-	// within it has moved none. Default [DefaultSettle].
+	// within this time has moved no shards. Default [DefaultSettle].
 	Settle time.Duration
 
 	// Check, if set, returns nil if this process can work. It is called before the process takes part,
@@ -133,9 +133,9 @@ func newMember(s *claims.Session, cfg Config) (*Member, error) {
 }
 
 // Run takes part until ctx is done: it claims this process's shards and calls Work for them. Then it tells
-// these calls to return, and returns nil when the last one has and its shard is free. Errors of the store
-// do not end Run, except [tenure.ErrSetup]. If the session is closed before ctx is done, Run returns
-// [claims.ErrClosed]. Run may be called once, and the session's Run must run beside it.
+// these calls to return, and returns nil when the last of them has returned and its shard is free. Errors
+// of the store do not end Run, except [tenure.ErrSetup]. If the session is closed before ctx is done, Run
+// returns [claims.ErrClosed]. Run may be called once, and the session's Run must run beside it.
 func (m *Member) Run(ctx context.Context) error {
 	if !m.started.CompareAndSwap(false, true) {
 		return fmt.Errorf("shards: run %s: %w: they have been run before", m.cfg.Kind, tenure.ErrInvalid)

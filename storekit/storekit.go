@@ -47,14 +47,15 @@ func OpError(ctx context.Context, err *error, op string, what any) {
 // migrate.
 func NotMigrated(cause error) error { return &objects.NoTable{Cause: cause} }
 
-// CheckList refuses arguments that no store can list objects with.
+// CheckList returns [tenure.ErrInvalid] for arguments of List that no store accepts.
 func CheckList(objectType, after string, limit int) error {
 	return objects.ValidList(objectType, after, limit)
 }
 
 // FenceTerm returns the term that fences a store that supports only terms, or nil for the term of a
-// single replica, which has no lease to lose. It refuses any other guard, and every guard if the
-// store is fenced already, which it is if had is not nil.
+// single replica, which has no lease to lose. It returns [errors.ErrUnsupported] for any other
+// guard, and if the store is fenced already: then had is the term that fences it, and otherwise
+// nil.
 func FenceTerm(had *tenure.Term, guard tenure.Guard) (*tenure.Term, error) {
 	term, ok := guard.(*tenure.Term)
 	switch {
@@ -70,8 +71,8 @@ func FenceTerm(had *tenure.Term, guard tenure.Guard) (*tenure.Term, error) {
 	return term, nil
 }
 
-// CheckFenced refuses a write to the lease's own object if the write is fenced by the lease's term.
-// A nil term means no fence.
+// CheckFenced returns [tenure.ErrInvalid] for a write to the lease's own object that is fenced by
+// the lease's term. A nil term means no fence.
 func CheckFenced(term *tenure.Term, key tenure.Key) error {
 	if term != nil && term.Key() == key {
 		return fmt.Errorf("%w: the lease's own object can't be written through its fence", tenure.ErrInvalid)

@@ -35,8 +35,8 @@ func NewEventMem() *EventMem {
 	return m
 }
 
-// SetLive says whether changes arrive at the watches from now on. A test calls it as if a
-// connection were lost and made again.
+// SetLive says whether changes arrive at the watches from now on. A test uses it to simulate a
+// connection that is lost and made again.
 func (m *EventMem) SetLive(live bool) {
 	m.mem.mu.Lock()
 	m.events.mu.Lock()

@@ -19,7 +19,7 @@ import (
 // "queue.ready", "queue.end", "queue.finish" (the transaction of FinishPostgres or FinishSQLite),
 // "queue.free", "queue.look", "queue.owned", "queue.sessions", "queue.expired", "queue.expire" and "queue.check".
 type Call struct {
-	Op        string                // "get", "put", "delete", "list" or "wake", or one of those above
+	Op        string                // "get", "put", "delete", "list" or "wake", or one that the comment on Call names
 	Key       tenure.Key            // only the Type for a list; for claims, the Type is the kind or the queue's table
 	IDs       []string              // of the keys or rows that a call of claims names
 	Session   string                // for which a call of claims takes, frees or reads rows

@@ -26,7 +26,7 @@ import (
 	"github.com/tenurelib/tenure/internal/witnessed"
 )
 
-// Defaults of [Config].
+// Defaults of [Config.Young] and [Config.ReleaseTimeout].
 const (
 	DefaultYoung          = 10 * time.Second
 	DefaultReleaseTimeout = 2 * time.Second
@@ -40,8 +40,8 @@ type Config struct {
 	Open func(ctx context.Context) (tenure.Store, error)
 
 	// Young is the age below which a term is left to expire when its process dies. Otherwise a job that crashes its
-	// process would crash one replica after the other. It does not count for an acquire that was not answered yet, because
-	// its job has not begun. Default 10s; negative: no term is too young.
+	// process would crash one replica after the other. It does not apply to an acquire that has not been answered yet,
+	// because its job has not begun. Default 10s; negative: no term is too young.
 	Young time.Duration
 
 	// Settle is how long the witness waits between the death and the release, so that requests of the program are
@@ -49,9 +49,9 @@ type Config struct {
 	Settle time.Duration
 
 	// NoDrain leaves the program's Postgres sessions alone. By default the witness ends them before the release, so that
-	// no statement of the program is committed after the next job has begun. It ends all sessions in the store's
-	// server whose application_name contains a tag that the witness has put into the program's PGAPPNAME. It needs the
-	// role of the program, or pg_signal_backend. If the sessions do not end in time, it releases nothing.
+	// no statement of the program is committed after the next job has begun. It ends all sessions in the store's server
+	// whose application_name contains a tag that the witness has put into the program's PGAPPNAME. It needs the role of
+	// the program, or pg_signal_backend. It releases nothing before the sessions have ended.
 	NoDrain bool
 
 	// StopTimeout is the time from a SIGTERM until the witness kills the program and all processes that it has started.

@@ -72,11 +72,11 @@ const (
 // Serve takes tasks and calls fn for each, up to n tasks at a time, until ctx is done. Then it takes no more,
 // waits until every fn has returned, gives their tasks back, and returns nil. Errors of servers do not end it.
 //
-// If fn returns no error, Serve finishes the task with the result, as JSON. Otherwise it gives the task back: for
-// [claims.QueueConfig.Backoff], or at once if the context of fn is done. The context ends when ctx is done, with
-// the cause [tenure.ErrShutdown]; when the claim has ended, with [tenure.ErrLost]; and when the session has ended
-// or may have, with [tenure.ErrLost] or [tenure.ErrDeadline]. A new session begins when every fn of the last one
-// has returned. A panic of fn ends the process, as in any goroutine.
+// If fn returns no error, Serve finishes the task with the result, as JSON. Otherwise it gives the task back, to
+// be taken again after [claims.QueueConfig.Backoff], or at once if the context of fn is done. The context ends
+// when ctx is done, with the cause [tenure.ErrShutdown]; when the claim has ended, with [tenure.ErrLost]; and
+// when the session has ended or may have, with [tenure.ErrLost] or [tenure.ErrDeadline]. A new session begins
+// when every fn of the last one has returned. A panic of fn ends the process, as in any goroutine.
 func (c *Client) Serve(ctx context.Context, n int, fn func(ctx context.Context, t Task) (result any, err error)) error {
 	if n < 1 || fn == nil {
 		return fmt.Errorf("queuehttp: serve: %w: %d tasks at a time, or fn is nil", tenure.ErrInvalid, n)

@@ -11,7 +11,8 @@
 //
 // # Protocol
 //
-// All requests are POST, and bodies are JSON. Unknown names are ignored. SESSION is what begin returned.
+// All requests are POST, and bodies are JSON. Unknown names are ignored. SESSION is the object that
+// begin returned, and is sent back as it is.
 //
 //	begin      {"holder": NAME}                                  {"session": SESSION}
 //	heartbeat  {"session": SESSION, "have": [CLAIM, …]}          {"ended": [CLAIM, …]}: the claims of have that have ended
@@ -23,12 +24,12 @@
 //
 // A worker sends a heartbeat three times per ttl_seconds of its session. It trusts the session for ttl_seconds,
 // less a thirtieth, counted from just before it sent the last begin or heartbeat that was answered. After that
-// it stops its work. It sends one take at a time, which lists all claims that it has, and waits up to a sixth
-// of the TTL if there is no task. It has a claim until the finish, nack or abandon was answered, by a 200, 400
-// or 409, or a heartbeat has said that the claim has ended. Tasks whose answer was lost come with the next
-// take. Nack gives tasks back and holds them back for a while, by default for [claims.QueueConfig.Backoff].
-// Abandon gives them back for others to take at once. Finish, nack and abandon end all of their claims, or
-// none.
+// it stops its work. It sends one take at a time, with all claims that it has; if there is no task, the server
+// waits for one for up to a sixth of the TTL. It has a claim until its finish, nack or abandon is answered with
+// 200, 400 or 409, or until the answer to a heartbeat says that the claim has ended. Tasks whose answer was
+// lost come with the next take. Nack gives tasks back and holds them back for a while, by default for
+// [claims.QueueConfig.Backoff]. Abandon gives them back for others to take at once. Finish, nack and abandon
+// end all of their claims, or none.
 //
 // Each request may be repeated. Errors are {"error": TEXT}, with a status:
 //

@@ -28,9 +28,9 @@ type Config struct {
 	TTL time.Duration
 
 	// Payloads returns what workers are told of rows, by the rows' IDs. The values are encoded as JSON; a row
-	// without one has the payload null. Rows whose values can't be encoded are given back and held back for the
-	// queue's Backoff, and so are all rows after an error. Their attempts count. Default: workers get the
-	// claims alone.
+	// without one has the payload null. Rows whose values can't be encoded are given back, and held back for
+	// the queue's Backoff. If Payloads returns an error, that happens to all rows of the call. Their attempts
+	// count. Default: workers get the claims alone.
 	Payloads func(ctx context.Context, ids []string) (map[string]any, error)
 
 	// Finish ends the claims of results together with what it writes, with FinishPostgres, FinishSQLite or
@@ -85,8 +85,9 @@ func newHandler(store tenure.Store, queue *claims.Queue, cfg Config) (*Handler, 
 	return &Handler{store: store, queue: queue, session: session, cfg: cfg}, problems.Err()
 }
 
-// Run frees the rows of workers that are gone, until ctx is done. At least one server of a queue must run it, or
-// another session with a [claims.Worker] of the queue. It is a [claims.Session.Run], and may be called once.
+// Run frees the rows of workers that are gone, until ctx is done. At least one server of a queue must run it,
+// unless some process runs a session with a [claims.Worker] of the queue. It behaves as [claims.Session.Run]
+// does, and may be called once.
 func (h *Handler) Run(ctx context.Context) error { return h.session.Run(ctx) }
 
 // ServeHTTP answers one request of the protocol.
