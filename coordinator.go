@@ -92,7 +92,7 @@ func (c *Coordinator) Run(ctx context.Context) error {
 
 // standBy competes, or rests while this replica stands down. It returns a term, or nil once ctx is
 // done or when the replica has begun or ceased to stand down.
-func (c *Coordinator) standBy(ctx context.Context, s *standby, pause time.Duration) *Term {
+func (c *Coordinator) standBy(ctx context.Context, s *standby, pause time.Duration) (term *Term) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	c.mu.Lock()
@@ -103,6 +103,9 @@ func (c *Coordinator) standBy(ctx context.Context, s *standby, pause time.Durati
 		c.mu.Lock()
 		c.turn = nil
 		c.mu.Unlock()
+		if term == nil {
+			s.leave(ctx)
+		}
 	}()
 	switch {
 	case out:

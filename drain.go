@@ -107,7 +107,8 @@ func (d *Drain) Run(ctx context.Context) error {
 
 // look reads the mark, and returns when to look again.
 func (d *Drain) look(ctx context.Context) (next time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, longestCall)
+	// On a connection of the leases: an application that uses its whole pool is one that should be drained.
+	ctx, cancel := context.WithTimeout(objects.WithLeaseCall(ctx), longestCall)
 	defer cancel()
 	next = pace.Jitter(lookAtDrain)
 	o, err := d.store.Get(ctx, d.key)

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
@@ -322,4 +323,25 @@ func TestStartEndsWhenTheReplicaTakesPartAgain(t *testing.T) {
 		require.ErrorContains(t, <-started, "takes part again")
 		require.ErrorIs(t, drain.Run(t.Context()), tenure.ErrInvalid, "it is running")
 	})
+}
+
+func TestAReplicaIsDrainedWhileTheApplicationUsesItsWholePool(t *testing.T) {
+	t.Parallel()
+	url := kit.PostgresURL(t)
+	operators := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	require.NoError(t, operators.Migrate(t.Context()))
+	config := kit.Must(pgxpool.ParseConfig(url))
+	config.MaxConns = 1
+	pool := kit.Must(pgxpool.NewWithConfig(t.Context(), config))
+	t.Cleanup(pool.Close)
+	store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet}))
+	t.Cleanup(func() { store.Close() })
+	conn := kit.Must(pool.Acquire(t.Context()))
+	t.Cleanup(conn.Release)
+
+	a := newDrainable(t, store, "a")
+	a.run(t)
+	kit.Await(t, "it competes", a.coordinator.IsHolder)
+	require.NoError(t, tenure.SetDrain(t.Context(), operators, tenure.Drained{Replica: "a", Left: time.Hour}))
+	kit.Await(t, "it gives its lease back", func() bool { return a.coordinator.Status().StandsDown && !a.coordinator.IsHolder() })
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -89,15 +90,23 @@ func TestAReplicaWhoseReleaseFailedIsNotBackBeforeTheOthers(t *testing.T) {
 }
 
 func TestAShutdownMakesUpForAReleaseThatFailed(t *testing.T) {
-	inBubble(t, func(t *scene) {
-		a, b := t.start("a"), t.start("b")
-		time.Sleep(time.Minute)
-		t.failToResign(a, kit.Refuse)
-		a.store.SetHook(nil)
-		a.stop()
-		time.Sleep(10 * time.Second)
-		t.wantHolder(b)
-	})
+	for name, standsDown := range map[string]bool{"when it competes": false, "when it stands down": true} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *scene) {
+				a, b := t.start("a"), t.start("b")
+				time.Sleep(time.Minute)
+				t.failToResign(a, kit.Refuse)
+				if standsDown {
+					require.NoError(t, a.StandDown(t.Context()))
+					synctest.Wait()
+				}
+				a.store.SetHook(nil)
+				a.stop()
+				time.Sleep(10 * time.Second)
+				t.wantHolder(b)
+			})
+		})
+	}
 }
 
 func TestAReplicaWhoseReleaseFailedObeysARequest(t *testing.T) {

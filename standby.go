@@ -34,16 +34,19 @@ type standby struct {
 func (s *standby) run(ctx context.Context, pause time.Duration) *Term {
 	s.spurious, s.woken, s.lastTerm, s.lastLook, s.wish.term = pace.Limiter{}, false, "", time.Time{}, ""
 	if s.rest(ctx, pause) {
-		if term := s.compete(ctx); term != nil {
-			return term
-		}
+		return s.compete(ctx)
 	}
-	if s.lease.memory.HasOrphans() { // the other replicas would have to wait until these expire
+	return nil
+}
+
+// leave is called when this replica ceases to be a standby and has no term. It removes an orphan, because the other
+// replicas would have to wait until that expires.
+func (s *standby) leave(ctx context.Context) {
+	if s.lease.memory.HasOrphans() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.caller.timeout)
 		defer cancel()
 		_, _ = s.look(ctx)
 	}
-	return nil
 }
 
 // compete returns a term, or nil once ctx is done.
