@@ -63,7 +63,7 @@
 //     what it has seen itself. If a standby was not told that another term began, because the
 //     record was changed by hand or a hint was lost, the takeover may take the standby's own TTL
 //     if that is longer.
-//   - A write that landed, although its answer was lost, does not cost the holder its term.
+//   - A write that was stored, but whose answer was lost, does not cost the holder its term.
 //
 // # What can make two jobs overlap
 //
@@ -132,12 +132,13 @@
 // offers the lease to that replica for a while.
 //
 // A stolen term may have to be confirmed before its job begins: see [CoordinatorConfig]. Until
-// then its record names the earlier holders, so that if this replica crashes or releases the
-// lease, the next one confirms, and fences, for them too.
+// then its record names the earlier holders. If this replica crashes or releases the lease
+// before that, the next holder also confirms that they are gone, and fences them.
 //
 // # Concurrency
 //
 // All types are safe for concurrent use. Besides the job's goroutines, a coordinator has the
-// one that called [Coordinator.Run], which owns the term, one that renews, and one while a
-// Check runs. All have ended when Run returns.
+// one that called [Coordinator.Run], which owns the term, one that renews, one while a Check
+// runs, and one while the Logger or the Trace is called. All have ended when Run returns,
+// unless the Logger or the Trace hangs.
 package tenure

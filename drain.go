@@ -257,7 +257,7 @@ func (d *Drain) Active() bool {
 type Drained struct {
 	Replica string
 	By      string        // who has marked it, for people to read
-	Left    time.Duration // until the mark expires; on a [Clockless] store, all of its time
+	Left    time.Duration // until the mark expires; on a [Clockless] store, the whole time that was set
 }
 
 // drainRecord is the payload of a mark.
@@ -279,8 +279,9 @@ func readDrain(o Object) Drained {
 	return Drained{Replica: o.Key.ID, By: r.By, Left: lasts - o.Age}
 }
 
-// SetDrain marks the replica with that name as drained, from now on, for as long as d.Left says. A replica that runs
-// a [Drain] follows at once, or within 30 seconds if the hint was lost.
+// SetDrain marks the replica d.Replica as drained for d.Left from now on. If the replica runs a [Drain], it follows
+// at once, or within 30 seconds if the hint was lost. If d.Left is less than a millisecond, the error is
+// [ErrInvalid].
 func SetDrain(ctx context.Context, store Store, d Drained) error {
 	o := Object{Key: drainKey(d.Replica)}
 	o.Payload, _ = json.Marshal(drainRecord{ForMS: d.Left.Milliseconds(), By: d.By})

@@ -224,9 +224,9 @@ func fencedBy(ctx context.Context, fence *objects.Fence, err error) error {
 	return opError(ctx, op, Key(fence.ID), err)
 }
 
-// FenceError returns an [ErrLost] that wraps the transaction's error if a statement of
-// [PostgresStore.FenceStatement] or [SQLiteStore.FenceStatement] has ended the transaction,
-// with any driver. It returns any other error, and nil, unchanged.
+// FenceError recognises, with any driver, the error of a transaction that a statement of
+// [PostgresStore.FenceStatement] or [SQLiteStore.FenceStatement] has made fail, and returns an
+// [ErrLost] that wraps it. It returns any other error, and nil, unchanged.
 func FenceError(err error) error {
 	if err == nil || !objects.IsFenceFailure(err) {
 		return err

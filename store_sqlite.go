@@ -200,9 +200,11 @@ func (s *SQLiteStore) DeleteAndWake(ctx context.Context, key Key, version int64)
 func (s *SQLiteStore) Wake(ctx context.Context, key Key) error { return wakeIn(ctx, s.table, key) }
 
 // Watch implements [Watcher]. While there are subscriptions, the store keeps one connection, on
-// which it asks SQLite whether the file was written: when the operating system reports that its
-// write-ahead log was, and once a second, or 20 times a second while the operating system can't
-// report writes. It does not do so in a database that may have only one or two connections.
+// which it asks SQLite whether the file was written: whenever the operating system reports a
+// write to the write-ahead log, and once a second, or 20 times a second while the operating
+// system can't report writes. A database that may have only one or two connections has none to
+// spare for this: then subscriptions are not live, and only changes through this store wake
+// them.
 func (s *SQLiteStore) Watch(key Key) Subscription { return s.table.Watch(objects.ID(key)) }
 
 // Fence implements [Fencer].

@@ -343,8 +343,9 @@ func (s *Store) claim(ctx context.Context, key tenure.Key, name string, found *e
 	return c, err
 }
 
-// Fence returns the store with its writes fenced by a term: each one is a transaction that
-// compares the revision of a key that is written when a term begins or ends. It does no I/O.
+// Fence returns the store with its writes fenced by a term: each one is a transaction with the
+// condition that the key which is written when a term begins or ends has not changed since this
+// term began. Fence does no I/O.
 func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
 	term, err := storekit.FenceTerm(s.term, guard)
 	if err != nil {
@@ -357,7 +358,9 @@ func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
 }
 
 // FenceConditions returns conditions that fence the caller's own transaction, on the store's
-// cluster, by the term. If they do not hold, the term is over, and its next renewal fails too.
+// cluster, by the term. If they do not hold, the term is over, and [tenure.Lease.Renew] returns
+// [tenure.ErrLost] too. A term of a single replica, which has no lease to lose, needs no
+// conditions, and gets none.
 //
 //	conditions, err := store.FenceConditions(ctx, term)
 //	resp, err := client.Txn(ctx).If(conditions...).Then(clientv3.OpPut("mine", "x")).Commit()

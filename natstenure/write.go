@@ -367,10 +367,11 @@ func (s *Store) claim(ctx context.Context, key tenure.Key, before state, name st
 	return append(all, message{subject: subject, data: data, expect: has.sequence, expectOf: subject}), err
 }
 
-// Fence returns the store with its writes fenced by a term: the server stores each one only if
-// the subject to which the beginning and the end of each term of the lease are written is still
-// at the term's token. Fence does no I/O. In a bucket it returns [errors.ErrUnsupported], because
-// a write there can depend on one entry only. Use the token and a [tenure.Gate] instead.
+// Fence returns the store with its writes fenced by a term: every term of the lease writes to one
+// subject when it begins and when it ends, and the server stores a fenced write only if the last
+// message of that subject is still the one whose sequence is the term's token. Fence does no I/O.
+// In a bucket it returns [errors.ErrUnsupported], because a write there can depend on one entry
+// only. Use the token and a [tenure.Gate] instead.
 func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
 	if s.cfg.Bucket != "" {
 		return nil, fmt.Errorf("natstenure: fence: %w: writes to a key-value bucket can't be fenced; use the term's token and a Gate", errors.ErrUnsupported)

@@ -5,8 +5,8 @@
 // prove the death, or fails itself, the leases expire as they would without it. The page docs/witness.md describes what it
 // can do, and what it cannot.
 //
-// [Main], the first line of a program, makes it its own witness. The command does the same for any program that uses
-// the library:
+// A program that calls [Main] in the first line of its main func is its own witness. The command tenure is the
+// witness of any program that uses the library:
 //
 //	tenure witness -- ./server --port 80
 //

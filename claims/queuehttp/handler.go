@@ -29,8 +29,8 @@ type Config struct {
 
 	// Payloads returns what workers are told of rows, by the rows' IDs. The values are encoded as JSON; a row
 	// without one has the payload null. Rows whose values can't be encoded are given back, and held back for
-	// the queue's Backoff. If Payloads returns an error, that happens to all rows of the call. Their attempts
-	// count. Default: workers get the claims alone.
+	// the queue's Backoff. If Payloads returns an error, that happens to all rows of the call. The attempts
+	// of such rows count. Default: workers get the claims alone.
 	Payloads func(ctx context.Context, ids []string) (map[string]any, error)
 
 	// Finish ends the claims of results together with what it writes, with FinishPostgres, FinishSQLite or
