@@ -46,7 +46,7 @@
 //	tenure.sessions.begun    counter  {session}               sessions that this process has begun
 //	tenure.sessions.lost     counter  {session}               sessions that this process has lost
 //	tenure.sessions.removed  counter  {session}               expired sessions of other processes that this process has removed
-//	tenure.claims.freed      counter  {row}                   rows of sessions that were gone that this process has freed
+//	tenure.claims.freed      counter  {row}                   rows that this process has freed because their sessions were gone
 //	tenure.sweep.errors      counter  {error}                 failed looks for expired sessions and their rows; each is retried
 //
 // The metrics of shards have the attributes that [ObserveShards] is given, and tenure.kind.

@@ -24,7 +24,7 @@ func ObserveSession(meter metric.Meter, session interface{ Status() claims.Statu
 	begun := i.observedCounter("tenure.sessions.begun", "{session}", "Sessions that this process has begun.")
 	lost := i.observedCounter("tenure.sessions.lost", "{session}", "Sessions that this process has lost.")
 	removed := i.observedCounter("tenure.sessions.removed", "{session}", "Expired sessions of other processes that this process has removed.")
-	freed := i.observedCounter("tenure.claims.freed", "{row}", "Rows of sessions that were gone that this process has freed.")
+	freed := i.observedCounter("tenure.claims.freed", "{row}", "Rows that this process has freed because their sessions were gone.")
 	failed := i.observedCounter("tenure.sweep.errors", "{error}", "Failed looks for expired sessions and their rows; each is retried.")
 	ofSession := metric.WithAttributes(attributes...)
 	return i.observe(func(o metric.Observer) {

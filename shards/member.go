@@ -49,7 +49,7 @@ type Config struct {
 	// Check, if set, returns nil if this process can work. It is called before the process takes part,
 	// and then once per RenewInterval of its session. Its context ends after half of that interval, and
 	// Check must return then. While Check fails, this process does not begin to take part, and gives up
-	// its shards once another process is present that counts. The last process keeps working, because a
+	// its shards once another process that counts is present. The last process keeps working, because a
 	// degraded member is better than none.
 	Check func(ctx context.Context) error
 

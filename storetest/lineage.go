@@ -52,7 +52,7 @@ func (m *Mem) Fork() *Mem {
 	return &Mem{Now: m.Now, Single: m.Single, Lineages: true, memory: forked}
 }
 
-// Restart makes the server a different one in the same lineage.
+// Restart makes later calls reach a different server, in the same lineage.
 func (m *Mem) Restart() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

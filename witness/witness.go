@@ -44,8 +44,8 @@ type Config struct {
 	// because its job has not begun. Default 10s; negative: no term is too young.
 	Young time.Duration
 
-	// Settle is how long the witness waits between the death and the release, so that requests of the program are
-	// completed. Default 0.
+	// Settle is how long the witness waits between the death and the release, so that requests that the program
+	// has sent can be completed. Default 0.
 	Settle time.Duration
 
 	// NoDrain leaves the program's Postgres sessions alone. By default the witness ends them before the release, so that
@@ -108,10 +108,10 @@ func Main(open func(context.Context) (tenure.Store, error)) {
 	os.Exit(status)
 }
 
-// Run starts a program, the first argument, with the other arguments, and is its witness until it has ended. It returns
-// the program's exit status, or 128 plus the number of the signal that killed it. An error means that the program was not
-// started. Call Run from the main func of a program that does nothing else: it handles all signals and collects all
-// children of this process.
+// Run starts the program that the first argument names, with the other arguments, and is its witness until it has ended.
+// It returns the program's exit status, or 128 plus the number of the signal that killed it. An error means that the
+// program was not started. Call Run from the main func of a program that does nothing else: it handles all signals and
+// collects all children of this process.
 func Run(cfg Config, program ...string) (status int, err error) {
 	if len(program) == 0 {
 		return 0, fmt.Errorf("witness: run: %w: no program is given", tenure.ErrInvalid)

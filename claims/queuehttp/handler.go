@@ -45,8 +45,8 @@ type Config struct {
 }
 
 // Handler serves one queue. It has no access control: wrap it. It looks only at the last element of a request's
-// path, so it can be mounted anywhere. An [http.Server.WriteTimeout] must leave a take a sixth of the TTL to
-// wait.
+// path, so it can be mounted anywhere. If the [http.Server] has a WriteTimeout, it must be longer than a sixth
+// of the TTL, for which a take may wait.
 //
 // All methods are safe for concurrent use.
 type Handler struct {
