@@ -112,12 +112,17 @@ func (k *kind) reclaim(l *ledger, rows []objects.Claim) (free []string, err erro
 	return idsOf(objects.Subtract(rows, append(locked, refused...))), nil
 }
 
-// howToFree returns how a row is freed when the session closes.
+// howToFree returns how a row is freed when the session closes. Its attempt may be spent under another name of its
+// table.
 func (s *Session) howToFree(r objects.Claim) objects.Freeing {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	k := s.kinds[r.Kind]
-	return objects.Freeing{Unused: k == nil || k.ledger == nil || k.ledger.spent[r.ID] != r.Token}
+	for _, k := range s.kinds {
+		if k.ledger != nil && k.ledger.spent[r.ID] == r.Token {
+			return objects.Freeing{}
+		}
+	}
+	return objects.Freeing{Unused: true}
 }
 
 // freeAll frees all rows that name a session, except those to skip, when the session closes.
@@ -340,10 +345,16 @@ func (s *Session) windDown(ctx context.Context, t *term) {
 	}
 }
 
-// isBusy reports whether a func runs for a row, or the row is already being freed.
+// isBusy reports whether a func runs for a row, or the row is already being freed. The func may run for the row
+// under another name of its table.
 func (s *Session) isBusy(r objects.Claim) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, other := range s.kinds {
+		if other.running[r.ID].isFor(r.Session, r.Token) {
+			return true
+		}
+	}
 	k := s.kinds[r.Kind]
 	return k != nil && (k.running[r.ID] != nil || k.ledger != nil && k.ledger.freeing[r.ID] > 0)
 }

@@ -210,6 +210,8 @@ func (k *kind) endFunc(c Claim, call *call, unused bool) {
 	var batches []*batch
 	if !call.kept {
 		batches = k.free(call.of, unused, c.row())
+	} else if !k.ofRows() { // callers of this process could not take the key while the func ran
+		call.of.term.busy.Go(func() { k.s.wake(keyOf(k.name)) })
 	}
 	k.s.mu.Unlock()
 	for _, b := range batches {

@@ -232,3 +232,26 @@ func TestAKeyWhoseFuncStillRunsIsNotMovedBack(t *testing.T) {
 		require.Len(w, must(a.keys.Move(w.Context(), mine))(w.T), 1)
 	})
 }
+
+// The mover frees the key while the former owner's func still runs, so that its hint comes too early for callers of
+// that process.
+func TestACallerGetsAKeyThatWasMovedAwayAsSoonAsTheFuncOfItsProcessHasReturned(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.startWith("a", claims.SessionConfig{PollInterval: time.Hour}), w.start("b")
+		var freed time.Time
+		c := a.claimOne("one")
+		go func() {
+			_ = a.keys.Do(context.Background(), c, func(ctx context.Context) error {
+				<-ctx.Done()
+				time.Sleep(5 * time.Second)
+				freed = time.Now()
+				return nil
+			})
+		}()
+		time.Sleep(time.Second)
+		moved := b.moveTo("one")
+		time.AfterFunc(time.Second, func() { _ = b.keys.Release(context.Background(), moved) })
+		a.wait("one")
+		require.Less(w, time.Since(freed), time.Second)
+	})
+}

@@ -3,6 +3,7 @@ package claims_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -562,6 +563,46 @@ func TestTwoNamesOfOneTableDisturbEachOtherNot(t *testing.T) {
 		require.True(w, one.Holds(ofOne))
 		require.True(w, two.Holds(ofTwo))
 		require.Equal(w, 2, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
+	})
+}
+
+// The session frees the rows of each table, whichever name it has.
+func TestARowWhoseFuncRunsUnderAnotherNameOfItsTableIsKeptWhileTheSessionCloses(t *testing.T) {
+	inRowsBubble(t, effect, 2, func(w *rowsWorld) {
+		a := w.start("a")
+		one, two := w.rowsByTwoNames(a)
+		goOn := make(chan struct{})
+		var closed sync.WaitGroup
+		for _, of := range []*workedQueue{one, two} {
+			got := takeOf(w, of, 1)[0]
+			closed.Go(func() {
+				_ = of.Do(context.Background(), got, func(context.Context) error { <-goOn; return nil })
+			})
+		}
+		time.Sleep(time.Second)
+		closed.Go(a.stop)
+		time.Sleep(time.Minute)
+		kept := w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`)
+		close(goOn)
+		closed.Wait()
+		require.Equal(w, 2, kept)
+		require.Zero(w, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
+	})
+}
+
+func TestAnAttemptThatIsSpentUnderAnotherNameOfTheTableIsNotTakenBack(t *testing.T) {
+	cfg := effect
+	cfg.NotBefore = "" // so that the session keeps the row after its func has failed
+	inRowsBubble(t, effect, 2, func(w *rowsWorld) {
+		a := w.start("a")
+		other := cfg
+		other.Table = "TASKS"
+		for _, of := range []*workedQueue{w.rowsOf(a, cfg), w.rowsOf(a, other)} { // the session frees the rows of one before those of the other
+			ctx, cancel := context.WithCancel(w.Context())
+			require.NoError(w, of.Serve(ctx, 1, func(context.Context, claims.Claim) error { cancel(); return errors.New("no") }))
+		}
+		a.stop()
+		require.Equal(w, 2, w.count(`SELECT count(*) FROM tasks WHERE session IS NULL AND attempts = 1`))
 	})
 }
 
