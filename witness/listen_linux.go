@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"time"
 	"unsafe"
+
+	"github.com/tenurelib/tenure/internal/report"
 )
 
 const soPeerPIDFD = 77
@@ -35,6 +37,7 @@ func Listen(ctx context.Context, cfg Config, path string) error {
 		return fmt.Errorf("witness: listen: %w", err)
 	}
 	defer context.AfterFunc(ctx, func() { listener.Close() })()
+	defer report.Flush(cfg.Logger)
 	var serving sync.WaitGroup
 	defer serving.Wait()
 	for {

@@ -12,6 +12,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/report"
 	"github.com/tenurelib/tenure/internal/witnessed"
 )
 
@@ -116,8 +117,9 @@ func (w *witness) openStore(ctx context.Context) {
 }
 
 // release releases the leases of the program when nothing of it is left. It takes Settle and ReleaseTimeout at most, and
-// may wake waiting sessions for another second.
+// may wake waiting sessions for another second, and wait a second for a log that blocks.
 func (w *witness) release(ctx context.Context, died time.Time, status int) {
+	defer report.Flush(w.cfg.Logger)
 	if w.opened == nil {
 		return // the program has never competed
 	}

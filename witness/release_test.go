@@ -200,9 +200,41 @@ func TestAnOpenThatReturnsNothingIsRetriedAsAnErrorIs(t *testing.T) {
 		d.note(ctx, []byte(`{"key":["lease","web"]}`))
 		d.opened <- <-d.opened
 		require.Positive(t, time.Since(began), "it spins")
+		synctest.Wait()
 		require.Contains(t, d.log.String(), "neither a store nor an error")
 		cancel()
 		synctest.Wait()
+	})
+}
+
+func TestALogThatBlocksDelaysNoRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		defer close(release)
+		d := newDead(t)
+		opened := 0
+		cfg, err := Config{Young: -1, Logger: slog.New(kit.BlockedLog(release)), Open: func(context.Context) (tenure.Store, error) {
+			if opened++; opened == 1 {
+				return nil, errors.New("the database is starting")
+			}
+			return d.Store, nil
+		}}.withDefaults()
+		require.NoError(t, err)
+		d.cfg = cfg
+		d.holds("lease", "web")
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go d.openStore(ctx)
+		time.Sleep(time.Minute)
+		ended := make(chan bool)
+		go func() { d.release(t.Context(), time.Now(), 137); close(ended) }()
+		time.Sleep(DefaultReleaseTimeout)
+		require.False(t, d.left("lease", "web"))
+		select {
+		case <-ended:
+		case <-time.After(2 * time.Second):
+			t.Fatal("the witness does not end")
+		}
 	})
 }
 

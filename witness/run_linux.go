@@ -19,6 +19,7 @@ import (
 	"unsafe"
 
 	"github.com/tenurelib/tenure/internal/proctree"
+	"github.com/tenurelib/tenure/internal/report"
 	"github.com/tenurelib/tenure/internal/witnessed"
 )
 
@@ -90,6 +91,7 @@ func run(cfg Config, program string, args []string) (status int, err error) {
 	defer stop()
 	if !killAll(killing, tree) {
 		cfg.Logger.Error("failed to kill processes that the program has started; its leases will expire", "status", code)
+		report.Flush(cfg.Logger)
 		return code, nil
 	}
 	here.CloseRead() // the lines that were sent can still be read, and no process is left to send more

@@ -23,6 +23,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/report"
 	"github.com/tenurelib/tenure/internal/witnessed"
 )
 
@@ -69,7 +70,7 @@ type Config struct {
 func (cfg Config) withDefaults() (Config, error) {
 	cfg.Young = cmp.Or(cfg.Young, DefaultYoung)
 	cfg.ReleaseTimeout = cmp.Or(cfg.ReleaseTimeout, DefaultReleaseTimeout)
-	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
+	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default())) // a log that blocks must not keep leases from being released
 	if cfg.Env == nil {
 		cfg.Env = os.Environ()
 	}
