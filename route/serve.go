@@ -95,7 +95,8 @@ func (c *call) admits() bool { return c.closed == nil && c.ctx.Err() == nil && c
 
 // drain returns when all requests are answered. The context of Serve is done, so drain itself checks that the right stands.
 func (c *call) drain() {
-	lost := errors.Is(c.closed, tenure.ErrLost) || errors.Is(c.closed, tenure.ErrDeadline) || errors.Is(c.closed, tenure.ErrUnhealthy)
+	lost := (errors.Is(c.closed, tenure.ErrLost) || errors.Is(c.closed, tenure.ErrDeadline) || errors.Is(c.closed, tenure.ErrUnhealthy)) &&
+		!errors.Is(c.closed, tenure.ErrJobEnded) // which wraps an error of the job, perhaps about another right
 	answered := make(chan struct{})
 	go func() { c.busy.Wait(); close(answered) }()
 	for end := time.Now().Add(c.rt.cfg.DrainFor); ; {

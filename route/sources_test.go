@@ -285,6 +285,39 @@ func TestALeaseIsServedByItsHolder(t *testing.T) {
 	}
 }
 
+// The term stands until Serve has returned.
+func TestARequestMayContinueWhenTheJobHasEndedByALossElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lease := kit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{Labels: map[string]string{"address": "a:1"}})
+		rt := kit.Must(route.Lease(lease, route.Config{}))
+		fails := make(chan error, 1)
+		c := kit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+			Logger: kit.Quiet,
+			Watch: func(ctx context.Context) error {
+				return rt.Serve(ctx, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					time.Sleep(time.Second)
+					fmt.Fprint(w, r.Context().Err())
+				}))
+			},
+			Reconcile: func(ctx context.Context) error {
+				select {
+				case err := <-fails:
+					return err
+				case <-ctx.Done():
+					return nil
+				}
+			},
+		}))
+		defer kit.RunCoordinator(t, context.Background(), c)()
+		synctest.Wait()
+		answers := make(chan string, 1)
+		go func() { answers <- post(rt, "/x").Body.String() }()
+		synctest.Wait()
+		fails <- fmt.Errorf("another lease: %w", tenure.ErrLost)
+		require.Equal(t, "<nil>", <-answers)
+	})
+}
+
 func TestShardsAreServedByTheirMembers(t *testing.T) {
 	path := newFile(t)
 	start := func(name string) (addr string, member *shards.Member) {
