@@ -51,7 +51,7 @@ func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) 
 			if err != nil {
 				return nil, err
 			}
-			if l.freeIn(on) <= 0 {
+			if l.absentSettlesIn(on) <= 0 {
 				term, err := l.begin(ctx, by, IfAbsent(), on, nil)
 				if !errors.Is(err, ErrExists) && !errors.Is(err, ErrMoved) {
 					return term, err
@@ -68,11 +68,11 @@ func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) 
 	return nil, &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: record.Unknown}}
 }
 
-// takeOver begins a term in place of the record that stands, if this lease may take the record
-// or, where it may steal, if the record has expired.
+// takeOver begins a term in place of the record that stands, if this lease may take it
+// unexpired or, where it may steal, if it has expired.
 func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, error) {
 	read, err := l.look(ctx, by)
-	switch in := l.freeIn(read.on); {
+	switch in := l.absentSettlesIn(read.on); {
 	case errors.Is(err, ErrNotFound) && in > 0:
 		return nil, &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: record.Unknown}, canExpireIn: in, byAge: true, settlesIn: in}
 	case err != nil:
@@ -86,11 +86,11 @@ func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, err
 			return nil, err
 		case removed:
 			return nil, fmt.Errorf("tenure: steal %s: %w", l.cfg.Key, ErrNotFound)
-		case held.settlesIn > 0 || !l.mayTake(from):
+		case held.settlesIn > 0 || !l.mayTakeUnexpired(from):
 			return nil, held
 		}
 	}
-	stolen := !from.isOffer() && !l.mayTake(from)
+	stolen := !from.isOffer() && !l.mayTakeUnexpired(from)
 	term, err := l.begin(ctx, by, IfVersion(from.Version), read.on, l.predecessors(from))
 	if err == nil && stolen {
 		term.stolenFrom = &from

@@ -92,10 +92,9 @@ type ExpiryPolicy uint8
 
 const (
 	// StoreClock lets a standby steal when the record's age, by the store's clock, has
-	// reached its TTL, or when [Observed] would, whichever comes first. The clock of a SQLite
-	// store is that of its processes' host. On a [Clockless] store only the latter is
-	// left, so StoreClock means Observed there. That is as safe, because Observed is the
-	// stricter of the two.
+	// reached its TTL, or when [Observed] would, whichever comes first. On a [Clockless] store
+	// it means Observed. That is as safe, because Observed is the stricter of the two. The clock
+	// of a SQLite store is that of its processes' host.
 	StoreClock ExpiryPolicy = iota
 
 	// Observed lets a standby steal when the standby itself has seen the record unchanged for

@@ -42,7 +42,7 @@
 //     has reached the TTL in the record, which is the holder's; or when the standby itself has
 //     seen the record unchanged for that long, by its own monotonic clock, counted from the answer
 //     that first showed it. The second rule covers a record that was stamped by a wrong clock.
-//     [Observed] allows only the second.
+//     [Observed] allows only the second. After a failover of the database, [Lineage] adds a wait.
 //   - Fencing: what refuses a write of a former term? The record's content and the database's
 //     locks, so no clock matters.
 //   - Tokens: the database generates them. Each is greater than all earlier ones, and none is

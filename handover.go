@@ -98,7 +98,7 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 	if err != nil {
 		return err
 	}
-	settling, current := l.freeIn(is) > 0, term.vouchedIn(is)
+	settling, current := l.absentSettlesIn(is) > 0, term.vouchedIn(is)
 	// The record is from before a failover. Another term may have begun since, and its record been lost: after this one
 	// was over, or had been released by a write whose answer was lost.
 	if settling && !current && (!term.trustLasts() || term.deleteSent.Load()) {

@@ -202,7 +202,7 @@ func (l *Lease) heldAfter(hints Subscription) *HeldError {
 		return nil
 	}
 	r := l.note(change.Object, change.Arrived)
-	if _, ok := l.memory.Orphan(r.holding.Term); ok || l.mayTake(r.holding) {
+	if _, ok := l.memory.Orphan(r.holding.Term); ok || l.mayTakeUnexpired(r.holding) {
 		return nil
 	}
 	if held := l.held(r); held.canExpireIn > 0 {
@@ -223,8 +223,8 @@ func (l *Lease) held(r reading) *HeldError {
 	return held
 }
 
-// mayTake reports whether this lease may take over the record before it expires.
-func (l *Lease) mayTake(h Holding) bool { return l.reclaims(h) || l.isOffered(h) }
+// mayTakeUnexpired reports whether this lease may take over the record before it expires.
+func (l *Lease) mayTakeUnexpired(h Holding) bool { return l.reclaims(h) || l.isOffered(h) }
 
 func (l *Lease) isOffered(h Holding) bool {
 	return h.isOffer() && (h.OfferedTo == l.cfg.Holder || h.OfferedTo == "")
@@ -306,9 +306,9 @@ func (l *Lease) lineage(ctx context.Context) (Lineage, error) {
 	return LineageOf(ctx, l.store)
 }
 
-// freeIn returns how long it is until the lease may be taken if there is no record: a failover may have
+// absentSettlesIn returns how long it is until the lease may be taken if there is no record: a failover may have
 // lost the record of a holder that still trusts its term. 0 or less: the lease may be taken.
-func (l *Lease) freeIn(on Lineage) time.Duration {
+func (l *Lease) absentSettlesIn(on Lineage) time.Duration {
 	if l.cfg.Key.Type == objects.SessionType { // its ID is new, so no process can have held it
 		return 0
 	}

@@ -157,7 +157,7 @@ type HeldError struct {
 	Holding Holding
 
 	canExpireIn time.Duration // until a steal may succeed
-	byAge       bool          // canExpireIn goes by the record's age, so an earlier look does not help
+	byAge       bool          // canExpireIn goes by an age in the store, so an earlier look does not bring it closer
 	settlesIn   time.Duration // until a failover of the database has settled; no replica takes the lease before
 }
 

@@ -55,7 +55,7 @@ func rowsOf(claims []Claim) []objects.Claim {
 
 var _ tenure.Guard = Claim{}
 
-// longestIdle is how long a fenced transaction on Postgres may idle at most.
+// longestIdle is how long a transaction on Postgres that a claim fences, or that finishes rows, may idle at most.
 const longestIdle = time.Minute
 
 // Fence implements [tenure.Guard], so a claim fences writes as a term does. Pass the claim to Fenced and

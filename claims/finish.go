@@ -15,8 +15,8 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// ending is a call that finishes one row.
-type ending struct {
+// finishing is a call that finishes one row.
+type finishing struct {
 	claim objects.Claim
 	done  chan endingResult // receives once
 }
@@ -40,15 +40,15 @@ type endingResult struct {
 // Another call then returns an [*EndedError] if the first one was written, or if the claim has ended.
 func (q *Queue) FinishPostgres(ctx context.Context, claims []Claim, fn func(tx pgx.Tx) error) error {
 	table, ok := q.table.(interface {
-		Finish(ctx context.Context, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error)
+		FinishWith(ctx context.Context, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error)
 	})
 	if err := q.mayFinish(claims, ok, fn != nil); err != nil {
 		return q.opError("finish", err)
 	}
-	lost, fnErr, err := table.Finish(ctx, rowsOf(claims), q.idle(claims), fn)
+	lost, fnErr, err := table.FinishWith(ctx, rowsOf(claims), q.idle(claims), fn)
 	if len(lost) > 0 { // fn was not called
 		if lost, err = q.endedOf(ctx, lost); err == nil && len(lost) == 0 {
-			lost, fnErr, err = table.Finish(ctx, rowsOf(claims), q.idle(claims), fn)
+			lost, fnErr, err = table.FinishWith(ctx, rowsOf(claims), q.idle(claims), fn)
 		}
 	}
 	return q.finished(claims, lost, fnErr, err)
@@ -58,12 +58,12 @@ func (q *Queue) FinishPostgres(ctx context.Context, claims []Claim, fn func(tx p
 // must be short compared to the TTL.
 func (q *Queue) FinishSQLite(ctx context.Context, claims []Claim, fn func(tx *sql.Tx) error) error {
 	table, ok := q.table.(interface {
-		Finish(ctx context.Context, claims []objects.Claim, fn func(*sql.Tx) error) (lost []objects.Claim, fnErr, err error)
+		FinishWith(ctx context.Context, claims []objects.Claim, fn func(*sql.Tx) error) (lost []objects.Claim, fnErr, err error)
 	})
 	if err := q.mayFinish(claims, ok, fn != nil); err != nil {
 		return q.opError("finish", err)
 	}
-	lost, fnErr, err := table.Finish(ctx, rowsOf(claims), fn)
+	lost, fnErr, err := table.FinishWith(ctx, rowsOf(claims), fn)
 	return q.finished(claims, lost, fnErr, err)
 }
 
@@ -232,9 +232,9 @@ func (q *Queue) endOne(ctx context.Context, c Claim) (lost []objects.Claim, err 
 }
 
 // startEnding has rows finished, in one statement with those of concurrent calls.
-func (q *Queue) startEnding(ctx context.Context, claims []Claim) (ends []*ending) {
+func (q *Queue) startEnding(ctx context.Context, claims []Claim) (ends []*finishing) {
 	for _, c := range claims {
-		ends = append(ends, &ending{claim: c.row(), done: make(chan endingResult, 1)})
+		ends = append(ends, &finishing{claim: c.row(), done: make(chan endingResult, 1)})
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -257,7 +257,7 @@ func (q *Queue) endTogether(ctx context.Context) {
 		if len(some) == 0 {
 			return
 		}
-		batch, rows := make(map[objects.Claim]*ending), []objects.Claim(nil)
+		batch, rows := make(map[objects.Claim]*finishing), []objects.Claim(nil)
 		for _, e := range some {
 			if batch[e.claim] != nil { // a row that is given twice needs two statements
 				q.mu.Lock()
@@ -274,7 +274,7 @@ func (q *Queue) endTogether(ctx context.Context) {
 
 // endBatch finishes rows in one statement. The rows that another transaction has locked are left to
 // endLocked, so that the other rows need not wait.
-func (q *Queue) endBatch(ctx context.Context, batch map[objects.Claim]*ending, rows []objects.Claim) {
+func (q *Queue) endBatch(ctx context.Context, batch map[objects.Claim]*finishing, rows []objects.Claim) {
 	answer := func(row objects.Claim, result endingResult) {
 		batch[row].done <- result
 		delete(batch, row)
@@ -321,7 +321,7 @@ func (q *Queue) left(ctx context.Context, left []objects.Claim) (lost, locked []
 var errLocked = errors.New("another transaction keeps the row locked")
 
 // endLocked finishes a row once no other transaction locks it.
-func (q *Queue) endLocked(ctx context.Context, e *ending) {
+func (q *Queue) endLocked(ctx context.Context, e *finishing) {
 	lost, err := q.endAll(ctx, objects.Ending{Done: true}, []objects.Claim{e.claim})
 	e.done <- endingResult{lost, err}
 }
@@ -382,7 +382,7 @@ func (q *Queue) mayFinish(claims []Claim, database, fn bool) error {
 }
 
 // idle returns how long a transaction that finishes rows may idle. If the session is one of this process, that is for as
-// long as it is trusted, but at least a second.
+// long as it is trusted, but at least a second and at most longestIdle; otherwise it is longestIdle.
 func (q *Queue) idle(claims []Claim) time.Duration {
 	for _, w := range q.allWorkers() {
 		if left, ok := w.s.trustLeft(claims[0].Session); ok {

@@ -19,8 +19,8 @@ type ledger struct {
 	spent     map[string]int64 // the tokens of held claims whose attempts are used
 	doubts    doubts
 
-	lostBy     *source   // of the take whose answer was lost; nil: none is, or takes of several sources are
-	namedUntil time.Time // until when an unanswered statement that named its keys may land
+	lostBy     *source   // of the take whose answer was lost; nil: none was, or other statements are unanswered, too
+	namedUntil time.Time // by then an unanswered statement that named its keys has landed, unless it is very late
 	newest     int64     // the greatest token of a claim that was held, or of a row that was freed as unknown
 	changes    int       // how often a held claim was added or dropped
 	forgetAt   int       // the number of detached claims at which to forget the ended ones
@@ -189,7 +189,8 @@ func (l *ledger) freed(rows []objects.Claim) {
 	}
 }
 
-// doubt says how long a row may differ from what the session believes.
+// doubt says how long a row may differ from what the session believes. If an answer was lost, the first look comes
+// after mayRun. Until landed, the next take may adopt the rows; until the later time until, looks go on.
 type doubt struct {
 	landed time.Time // by then a statement whose answer was lost has landed, unless it is very late; zero: there is none
 	until  time.Time // a look that begins after this time ends the doubt
@@ -208,7 +209,7 @@ func later(a, b time.Time) time.Time {
 
 // doubts say which rows of one kind a session has to look at, and when.
 type doubts struct {
-	mayRun time.Duration // how long a statement may run after its answer was lost, unless it was delayed
+	mayRun time.Duration // how long a statement may run after its answer was lost, unless it was delayed: twice its limit
 	ttl    time.Duration
 
 	rows     map[string]doubt // about single rows

@@ -46,9 +46,9 @@ type Queue struct {
 
 	mu      sync.Mutex // guards the fields below; never held across I/O, nor together with a session's mu
 	workers []*Worker
-	ends    []*ending // the calls that wait for endTogether
-	busy    bool      // whether endTogether runs
-	expired time.Time // when rows whose claims have expired were last looked for
+	ends    []*finishing // the calls that wait for endTogether
+	busy    bool         // whether endTogether runs
+	expired time.Time    // when rows whose claims have expired were last looked for
 }
 
 // queueLimit is the time limit of a queue's statements, unless a session of this process has another. It is

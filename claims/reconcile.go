@@ -40,7 +40,7 @@ func (k *kind) lostAnswer(l *ledger, ids ...string) {
 	k.lostAnswerLocked(l, ids...)
 }
 
-// lostTake is lostAnswer for a take, which has no IDs: it took rows of one queue, by one filter. The next take of the same
+// lostTake is lostAnswer for a take, which has no IDs: it may take rows of one queue, by one filter. The next take of the same
 // source may adopt them (adoptable).
 func (k *kind) lostTake(l *ledger, of *source) {
 	k.s.mu.Lock()
@@ -140,7 +140,7 @@ func (k *kind) freeUnknown(l *ledger, ids []string, began time.Time) error {
 		// If the claim has ended since the row was read, this frees nothing. If the answer is lost, the
 		// statement may free the row late, so the row must not be adopted any more.
 		l.newest = max(l.newest, r.Token)
-		k.free(l, r.Token > newest, r) // otherwise the claim may have been given to a caller
+		k.free(l, r.Token > newest, r) // a smaller token may be that of a claim that a caller had: the attempt stays counted
 	}
 	return nil
 }
@@ -297,7 +297,7 @@ func (k *kind) denied(ctx context.Context, l *ledger, claims map[string]int64) (
 // so no other such statement is under way. A row is adoptable only if its token is greater than all earlier
 // tokens: any other token may have been given to a caller. Rows that may have been taken for callers of another
 // source are not adoptable. Once every such statement has landed or failed, except for one that is very late (see
-// lateBy), no row is adoptable. Any look at all rows, even an earlier one, frees the rows that no take has adopted
+// lateBy), no row is adoptable. Any look at all rows, even one before that time, frees the rows that no take has adopted
 // (freeUnknown).
 func (k *kind) adoptable(ctx context.Context, l *ledger, of *source, n int) (rows []objects.Claim, err error) {
 	k.s.mu.Lock()

@@ -99,7 +99,7 @@ func (q *Queue) TakeFor(ctx context.Context, session string, o TakeOptions) ([]C
 	if err != nil || len(got) > 0 {
 		return got, err
 	}
-	// Rows that an earlier call takes from now on are returned by the next call.
+	// Rows that an earlier statement, whose answer was lost, takes only now are returned by the next call.
 	o.Have = nil
 	hints := tenure.Watch(q.store, keyOf(q.cfg.Table)) // before the next look, so that no hint is missed
 	defer hints.Stop()

@@ -262,7 +262,7 @@ type outcome struct {
 }
 
 type postgresFinisher interface {
-	Finish(ctx context.Context, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error)
+	FinishWith(ctx context.Context, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error)
 }
 
 type faultyPostgresRows struct {
@@ -270,16 +270,16 @@ type faultyPostgresRows struct {
 	finisher postgresFinisher
 }
 
-func (r faultyPostgresRows) Finish(ctx context.Context, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error) {
+func (r faultyPostgresRows) FinishWith(ctx context.Context, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error) {
 	o, err := through(ctx, r.f, r.ending("finish", claims), func(ctx context.Context) (o outcome, err error) {
-		o.lost, o.fnErr, err = r.finisher.Finish(ctx, claims, idle, fn)
+		o.lost, o.fnErr, err = r.finisher.FinishWith(ctx, claims, idle, fn)
 		return o, err
 	})
 	return o.lost, o.fnErr, err
 }
 
 type sqliteFinisher interface {
-	Finish(ctx context.Context, claims []objects.Claim, fn func(*sql.Tx) error) (lost []objects.Claim, fnErr, err error)
+	FinishWith(ctx context.Context, claims []objects.Claim, fn func(*sql.Tx) error) (lost []objects.Claim, fnErr, err error)
 }
 
 type faultySQLiteRows struct {
@@ -287,9 +287,9 @@ type faultySQLiteRows struct {
 	finisher sqliteFinisher
 }
 
-func (r faultySQLiteRows) Finish(ctx context.Context, claims []objects.Claim, fn func(*sql.Tx) error) (lost []objects.Claim, fnErr, err error) {
+func (r faultySQLiteRows) FinishWith(ctx context.Context, claims []objects.Claim, fn func(*sql.Tx) error) (lost []objects.Claim, fnErr, err error) {
 	o, err := through(ctx, r.f, r.ending("finish", claims), func(ctx context.Context) (o outcome, err error) {
-		o.lost, o.fnErr, err = r.finisher.Finish(ctx, claims, fn)
+		o.lost, o.fnErr, err = r.finisher.FinishWith(ctx, claims, fn)
 		return o, err
 	})
 	return o.lost, o.fnErr, err

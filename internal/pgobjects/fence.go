@@ -121,8 +121,8 @@ func funcTx(ctx context.Context, conn *pgxpool.Conn, idle time.Duration, first f
 	case 'E':
 		return nil, false, fmt.Errorf("fn has not returned the error of a statement: %w", pgx.ErrTxCommitRollback)
 	}
-	// One round trip: a fence, which is the last statement, locks the lease only until COMMIT, even if
-	// the process is paused. Finish locks its rows before fn instead; there the server's limit
+	// One round trip: a fence, which is the last statement, locks the record or row only until COMMIT,
+	// even if the process is paused. FinishWith locks its rows before fn instead; there the server's limit
 	// on idle transactions ends the transaction of a paused process.
 	batch := &pgx.Batch{}
 	batch.Queue(checkTx)

@@ -197,8 +197,8 @@ func (found *rowTable) wrong(cfg objects.RowsConfig) (wrong []string) {
 
 // parse makes the server parse the statements that contain the user's SQL.
 func (r *Rows) parse(ctx context.Context, s *rowSetup) error {
-	done, _ := ending(objects.Ending{Done: true}, nil)
-	exhausted, _ := ending(objects.Ending{Exhausted: true}, nil)
+	done, _ := endingSQL(objects.Ending{Done: true}, nil)
+	exhausted, _ := endingSQL(objects.Ending{Exhausted: true}, nil)
 	parts := []struct{ what, text string }{{"Ready and OrderBy", takeRows}, {"Done", done}, {"Exhausted", exhausted}}
 	if r.cfg.Taken != "" {
 		parts[0].what = "Ready, OrderBy and Taken"

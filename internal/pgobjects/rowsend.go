@@ -16,8 +16,8 @@ import (
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
-// ending returns the text of the statement that ends claims, and its arguments.
-func ending(how objects.Ending, claims []objects.Claim) (text string, args []any) {
+// endingSQL returns the text of the statement that ends claims, and its arguments.
+func endingSQL(how objects.Ending, claims []objects.Claim) (text string, args []any) {
 	if len(claims) == 1 && !how.Unlocked {
 		c := claims[0]
 		text, args = endRow, []any{c.ID, c.Session, c.Token}
@@ -50,7 +50,7 @@ func (r *Rows) End(ctx context.Context, how objects.Ending, claims []objects.Cla
 	if err != nil {
 		return nil, err
 	}
-	text, args := ending(how, claims)
+	text, args := endingSQL(how, claims)
 	ended, err := r.send(ctx, limit, 0, s, text, args...)
 	if err != nil {
 		return nil, invalidID(err)
@@ -58,10 +58,10 @@ func (r *Rows) End(ctx context.Context, how objects.Ending, claims []objects.Cla
 	return objects.Subtract(claims, ended), nil
 }
 
-// Finish is End for calls with a func: it ends the claims of rows, and commits what fn writes in the
+// FinishWith is End for calls with a func: it ends the claims of rows, and commits what fn writes in the
 // same transaction. If some claims had ended before, it returns these, writes nothing and does not
-// call fn. The transaction may be idle for at most idle.
-func (r *Rows) Finish(ctx context.Context, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error) {
+// call fn. The transaction may idle for at most idle.
+func (r *Rows) FinishWith(ctx context.Context, claims []objects.Claim, idle time.Duration, fn func(pgx.Tx) error) (lost []objects.Claim, fnErr, err error) {
 	return r.end(ctx, objects.Ending{Done: true}, claims, idle, fn)
 }
 
@@ -87,7 +87,7 @@ func (r *Rows) endAs(ctx context.Context, s *rowSetup, how objects.Ending, claim
 		idle = min(idle, s.own.idleTimeout)
 	}
 	var id txID
-	guard, args := ending(how, claims)
+	guard, args := endingSQL(how, claims)
 	begin := func(ctx context.Context, tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, s.texts.In(guard)+selectTxID, append([]any{replanned(tx.Conn())}, args...)...)
 		if err != nil {

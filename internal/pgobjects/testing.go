@@ -58,7 +58,7 @@ func (r *Rows) Statements(session string, ids []string, tokens []int64) (sql map
 	add("take for", takeRowsFor, session, 10, []string{}, nil)
 	add("end any", endAnyRows, ids)
 	end := func(name string, how objects.Ending, claims []objects.Claim) {
-		text, with := ending(how, claims)
+		text, with := endingSQL(how, claims)
 		add(name, text, with...)
 	}
 	end("done, one", objects.Ending{Done: true}, claims[:1])

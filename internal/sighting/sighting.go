@@ -32,7 +32,7 @@ func (s *Sighting) Of(o record.Object) bool {
 
 // CanExpireIn is the expiry rule by which a standby may steal a lease. It returns how soon a
 // record that was just read can expire: 0 or less if it has expired. ByAge says that the record's
-// age decides, so that an earlier look does not help. OnlyObserved leaves the age out.
+// age counts, so that a standby does not expire it sooner by looking earlier. OnlyObserved leaves the age out.
 func (s *Sighting) CanExpireIn(o record.Object, h record.Holding, onlyObserved bool) (in time.Duration, byAge bool) {
 	in = h.TTL
 	if s.Of(o) {
@@ -46,15 +46,15 @@ func (s *Sighting) CanExpireIn(o record.Object, h record.Holding, onlyObserved b
 	return in, false
 }
 
-// SettlesIn returns how long it is until a failover of the database has settled, and the other rules, such as
-// CanExpireIn, decide whether a lease may be taken. mark is its record's, or empty if there is no record. A record from an earlier lineage may lack what a failover has lost, so
-// its holder, or a later one, may still trust a term until a TTL after the store was marked. 0 or less: the other
-// rules decide.
+// SettlesIn returns how long it is until a failover of the database has settled; 0 or less: it has, and the other
+// rules, such as CanExpireIn, decide whether a lease may be taken. Mark is that of the lease's record, or empty if
+// there is no record. A record from an earlier lineage may lack what a failover has lost, so its holder, or a later
+// one, may still trust a term until a TTL after the store was marked.
 func SettlesIn(on objects.Lineage, mark string, ttl time.Duration, onlyObserved bool) time.Duration {
 	if on.Mark == "" || on.Mark == mark {
 		return 0
 	}
-	const longAgo = 24 * time.Hour // by any clock; otherwise each process would wait after its start
+	const longAgo = 24 * time.Hour // no clock is that wrong; without this, each process would wait for a TTL after its start
 	if onlyObserved && on.Age < max(longAgo, 2*ttl) {
 		return ttl - min(on.Age, on.Seen)
 	}

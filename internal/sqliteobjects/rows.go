@@ -373,9 +373,9 @@ func (r *Rows) end(ctx context.Context, tx *sql.Tx, how objects.Ending, claims [
 	return objects.Subtract(claims, ended), err
 }
 
-// Finish ends the claims of rows, and commits what fn writes in the same transaction. If some
+// FinishWith ends the claims of rows, and commits what fn writes in the same transaction. If some
 // claims had ended before, it returns these, writes nothing and does not call fn.
-func (r *Rows) Finish(ctx context.Context, claims []objects.Claim, fn func(*sql.Tx) error) (lost []objects.Claim, fnErr, err error) {
+func (r *Rows) FinishWith(ctx context.Context, claims []objects.Claim, fn func(*sql.Tx) error) (lost []objects.Claim, fnErr, err error) {
 	if err := r.ready(ctx, time.Minute); err != nil {
 		return nil, nil, err
 	}
