@@ -98,18 +98,24 @@ func (k *kind) reclaim(l *ledger, rows []objects.Claim) (free []string, err erro
 	if len(rows) == 0 {
 		return nil, nil
 	}
+	alike := make(map[objects.Freeing][]objects.Claim)
 	k.s.mu.Lock()
-	rows = k.unknown(l, rows)
-	for _, r := range rows {
-		k.doubt(l, doubt{until: time.Now()}, r.ID) // in case it can't be freed now: it may be locked
-		l.newest = max(l.newest, r.Token)          // it must not be adopted any more: the answer may be lost
+	newest := l.newest
+	for _, r := range k.unknown(l, rows) {
+		k.doubt(l, doubt{until: time.Now()}, r.ID)       // in case it can't be freed now: it may be locked
+		l.newest = max(l.newest, r.Token)                // it must not be adopted any more: the answer may be lost
+		how := objects.Freeing{Unused: r.Token > newest} // otherwise the claim may have been given to a caller
+		alike[how] = append(alike[how], r)
 	}
 	k.s.mu.Unlock()
-	locked, refused, err := k.s.free(l.term.ctx, k.table, l.term.id, k.name, rows, objects.Freeing{})
-	if err != nil {
-		return nil, err
+	for how, rows := range alike {
+		locked, refused, err := k.s.free(l.term.ctx, k.table, l.term.id, k.name, rows, how)
+		if err != nil {
+			return nil, err
+		}
+		free = append(free, idsOf(objects.Subtract(rows, append(locked, refused...)))...)
 	}
-	return idsOf(objects.Subtract(rows, append(locked, refused...))), nil
+	return free, nil
 }
 
 // howToFree returns how a row is freed when the session closes. Its attempt may be spent under another name of its

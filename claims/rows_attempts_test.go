@@ -116,6 +116,24 @@ func TestTheAttemptOfATakeWhoseAnswerWasLostIsTakenBack(t *testing.T) {
 	})
 }
 
+// Otherwise a row with one attempt would be retired although nobody has worked on it.
+func TestACallerWhoAsksAgainForARowWhoseAnswerWasLostHasItsFirstAttempt(t *testing.T) {
+	cfg := limited
+	cfg.MaxAttempts = 1
+	inRowsBubble(t, cfg, 2, func(w *rowsWorld) {
+		a := w.start("a")
+		rows := w.rowsOf(a, cfg)
+		earlier := must(rows.TryClaim(w.Context(), "2"))(w.T)
+		time.Sleep(time.Second)
+		a.fault(kit.Only("queue.take", kit.Once(kit.LoseAnswer)))
+		ctx, cancel := context.WithTimeout(w.Context(), ttl)
+		defer cancel()
+		got := must(rows.Claim(ctx, "1"))(w.T)
+		require.Equal(w, 1, got[0].Attempt)
+		require.Greater(w, got[0].Token, earlier[0].Token)
+	})
+}
+
 // Without NotBefore, the session keeps the row of a func that has failed. The row has used its attempt, even if
 // the session closes meanwhile.
 func TestAFailedAttemptCountsThoughTheSessionKeepsTheRow(t *testing.T) {
