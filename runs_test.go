@@ -368,3 +368,30 @@ func TestARunOutsideAJobIsNotRecorded(t *testing.T) {
 	reason := errors.New("refused")
 	require.Equal(t, reason, tenure.RecordRun(t.Context(), "import", func(context.Context) error { return reason }))
 }
+
+func TestAJobThatEndsByTheLossOfAnotherLeaseSaysNothingOfItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
+		other := tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "other"}, Holder: "a"}
+		lost := kit.MustAcquire(t, kit.NewLease(t, store, other))
+		c := kit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+			Logger:    kit.Quiet,
+			Reconcile: func(ctx context.Context) error { <-ctx.Done(); time.Sleep(time.Second); return nil },
+			Watch: func(ctx context.Context) error {
+				time.Sleep(tenure.DefaultTTL)
+				other.Holder = "x"
+				kit.Must(kit.NewLease(t, store, other).StealExpired(ctx))
+				other.Holder = "a"
+				return kit.NewLease(t, store, other).Renew(ctx, lost)
+			},
+		}))
+		defer kit.RunCoordinator(t, t.Context(), c)()
+		time.Sleep(tenure.DefaultTTL + time.Second/2)
+		stopping := c.Status()
+		require.Equal(t, tenure.RoleStopping, stopping.Role)
+		require.Equal(t, "a", stopping.Holder)
+		time.Sleep(time.Second)
+		require.Regexp(t, "^released: .*lease/other is held by x", c.Status().Recent[0].Reason)
+	})
+}

@@ -299,7 +299,7 @@ func (m *monitor) termEnding(term *Term, cause error) {
 	var holder string
 	reason := logtext.Text(cause)
 	var lost *LostError
-	isLost := errors.As(cause, &lost)
+	isLost := errors.As(cause, &lost) && lost.Key == term.key // the job may have ended by the loss of another lease
 	m.update(func(s *state) {
 		if isLost {
 			s.holder, s.seen = "", nil
