@@ -99,8 +99,8 @@ type QueueConfig struct {
 	PollInterval time.Duration
 
 	// Backoff returns how long a row is held back after its func has failed in [Worker.Serve]. It uses
-	// NotBefore; without that column, the session keeps the row meanwhile. Default: 1s, doubled with each
-	// further attempt, at most 5 minutes.
+	// NotBefore; without that column, the session keeps the row meanwhile, until its Deadline at most.
+	// Default: 1s, doubled with each further attempt, at most 5 minutes.
 	Backoff func(Claim) time.Duration
 
 	Logger *slog.Logger // default slog.Default()

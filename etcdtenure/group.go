@@ -93,8 +93,9 @@ func (s *Store) send(ctx context.Context, r request) (*clientv3.TxnResponse, err
 	switch {
 	case errors.Is(g.err, errGoAlone):
 		resp, err := s.ask(ctx, r)
-		if err == nil && !resp.Succeeded && r.then[0].IsDelete() && errors.Is(g.err, rpctypes.ErrNoSpace) {
-			// A server answers that even after it has executed a transaction. A put would recognise itself.
+		if err == nil && !resp.Succeeded && r.then[0].IsDelete() && code(g.err) == codes.ResourceExhausted {
+			// Out of space, a server answers that even after it has executed a transaction; so does a client if the
+			// answer is larger than its limit. A put would recognise itself.
 			return nil, errors.New("the delete may have been executed with a group that was answered with an error")
 		}
 		return resp, err

@@ -356,9 +356,21 @@ func blockFirst(group txnFunc) (pass func(context.Context, *etcdserverpb.TxnRequ
 	}, func() { armed.Store(true) }, func() { close(let) }, held
 }
 
-// etcd answers ErrNoSpace even after it has executed a transaction, if that has used up the space.
+// A transaction may have been executed although the answer is ResourceExhausted.
 func TestADeleteThatItsGroupMayHaveExecutedIsNotTakenForMissing(t *testing.T) {
 	t.Parallel()
+	for name, answer := range map[string]error{
+		"the space is used up":               rpctypes.ErrGRPCNoSpace,
+		"the answer is too large to receive": status.Error(codes.ResourceExhausted, "grpc: received message larger than max"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			deletesInAGroupAnsweredWith(t, answer)
+		})
+	}
+}
+
+func deletesInAGroupAnsweredWith(t *testing.T, answer error) {
 	url := start(t).client
 	behind := etcdserverpb.NewKVClient(connect(t, url).ActiveConnection())
 	pass, arm, release, blocked := blockFirst(func(ctx context.Context, r *etcdserverpb.TxnRequest) (*etcdserverpb.TxnResponse, error) {
@@ -372,7 +384,7 @@ func TestADeleteThatItsGroupMayHaveExecutedIsNotTakenForMissing(t *testing.T) {
 		if _, err := behind.Txn(ctx, r); err != nil {
 			return nil, err
 		}
-		return nil, rpctypes.ErrGRPCNoSpace
+		return nil, answer
 	})
 	store := openThrough(t, url, pass)
 	var objs [3]tenure.Object
