@@ -85,7 +85,7 @@ func (m *Member) call(ctx context.Context, s *shard, pause *pace.Doubling) bool 
 		return false
 	}
 	began := time.Now()
-	err := logtext.Sound(m.cfg.Work(ctx, s.id))
+	err := m.work(ctx, s.id)
 	if ctx.Err() != nil {
 		return true
 	}
@@ -100,6 +100,18 @@ func (m *Member) call(ctx context.Context, s *shard, pause *pace.Doubling) bool 
 		"error", err, "failures", failures, "pause", wait.Round(time.Millisecond))
 	pace.Sleep(ctx, wait)
 	return true
+}
+
+// work calls Work in a goroutine of its own, because Work may end by runtime.Goexit. It would end the goroutine that
+// holds the claim, and the shard would be claimed again at once.
+func (m *Member) work(ctx context.Context, id string) error {
+	err, ended := errors.New("runtime.Goexit was called"), make(chan struct{})
+	go func() {
+		defer close(ended)
+		err = logtext.Sound(m.cfg.Work(ctx, id))
+	}()
+	<-ended
+	return err
 }
 
 // keepRunning decides whether Work is called again for a shard. If the shard was told to stop because this

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -239,6 +240,26 @@ func TestAFuncThatReturnsIsRunAgain(t *testing.T) {
 			require.LessOrEqual(w, pause, 30*time.Second)
 			require.GreaterOrEqual(w, pause, min(75*time.Millisecond<<(i-1), 22*time.Second))
 		}
+	})
+}
+
+func TestAFuncThatEndsByGoexitIsRunAgainAfterAPause(t *testing.T) {
+	inBubble(t, 1, func(w *world) {
+		var log kit.SyncBuffer
+		p := w.start("p", func(p *process, cfg *shards.Config) {
+			cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+			p.run = func(context.Context, string) error {
+				if w.funcs() < 1000 {
+					runtime.Goexit() // as t.FailNow does
+				}
+				return nil
+			}
+		})
+		time.Sleep(settle + 10*time.Minute)
+		require.Greater(w, w.funcs(), 20)
+		require.Less(w, w.funcs(), 40)
+		require.Equal(w, 1, p.shards.Status().Claimed, "its claim does not end")
+		require.Contains(w, log.String(), "runtime.Goexit")
 	})
 }
 

@@ -73,7 +73,8 @@ const (
 // waits until every fn has returned, gives their tasks back, and returns nil. Errors of servers do not end it.
 //
 // If fn returns no error, Serve finishes the task with the result, as JSON. Otherwise it gives the task back, to
-// be taken again after [claims.QueueConfig.Backoff], or at once if the context of fn is done. The context ends
+// be taken again after [claims.QueueConfig.Backoff], or at once if the context of fn is done. A fn that ends by
+// [runtime.Goexit] counts as one that has returned an error. The context ends
 // when ctx is done, with the cause [tenure.ErrShutdown]; when the claim has ended, with [tenure.ErrLost]; and
 // when the session has ended or may have, with [tenure.ErrLost] or [tenure.ErrDeadline]. A new session begins
 // when every fn of the last one has returned. A panic of fn ends the process, as in any goroutine.
@@ -221,11 +222,20 @@ func (w *work) take(ctx context.Context, lose context.CancelCauseFunc) {
 		w.mu.Unlock()
 		w.running.Go(func() {
 			defer w.drop(t.Claim)
-			result, err := w.fn(one, t)
-			w.finishOrGiveBack(one, t, result, logtext.Sound(err))
+			var result any
+			err := errGoexit
+			defer func() { // also if fn ends by runtime.Goexit: the next take would bring the task again at once
+				if p := recover(); p != nil {
+					panic(p)
+				}
+				w.finishOrGiveBack(one, t, result, logtext.Sound(err))
+			}()
+			result, err = w.fn(one, t)
 		})
 	}
 }
+
+var errGoexit = errors.New("runtime.Goexit was called")
 
 func (w *work) have() []claims.Claim {
 	w.mu.Lock()

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"path"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -101,6 +102,21 @@ func TestAClientGoesOnWhileOneOfItsServersIsDown(t *testing.T) {
 		require.EqualValues(w, 1, sessions.Load(), "it has lost no session")
 		require.Equal(w, 120, w.count(`SELECT count(DISTINCT task) FROM results`))
 		require.Equal(w, 120, w.count(`SELECT count(*) FROM results`))
+	})
+}
+
+func TestATaskWhoseFuncEndsByGoexitIsHeldBack(t *testing.T) {
+	inBubble(t, func(w *world) {
+		w.add(1, 1)
+		var calls atomic.Int64
+		w.serve(w.wire(1), 1, func(context.Context, queuehttp.Task) (any, error) {
+			if calls.Add(1) < 1000 {
+				runtime.Goexit() // as t.FailNow does
+			}
+			return nil, nil
+		})
+		w.awaitCount(1, `SELECT count(*) FROM tasks WHERE status = 'failed'`)
+		require.EqualValues(w, tasks.MaxAttempts, calls.Load(), "each call is an attempt")
 	})
 }
 

@@ -205,7 +205,7 @@ func (h *Handler) take(ctx context.Context, in request) (answer, error) {
 			if ctx.Err() == nil { // otherwise the next take returns these tasks
 				h.putOff(ctx, got)
 			}
-			return answer{}, err
+			return answer{}, fmt.Errorf("Payloads: %v", err) // whatever it wraps, the request is not at fault
 		}
 	}
 	var out answer
@@ -244,7 +244,11 @@ func (h *Handler) backoff(cs []claims.Claim) (d time.Duration) {
 
 func (h *Handler) finish(ctx context.Context, in request) (answer, error) {
 	if h.cfg.Finish != nil {
-		return answer{}, h.cfg.Finish(ctx, in.Results)
+		err := h.cfg.Finish(ctx, in.Results)
+		if errors.Is(err, tenure.ErrLost) && !isOf(err, in.Results) {
+			err = fmt.Errorf("Finish: %v", err) // of another lease: the worker must repeat the request
+		}
+		return answer{}, err
 	}
 	var done []claims.Claim
 	for _, r := range in.Results {
@@ -254,6 +258,14 @@ func (h *Handler) finish(ctx context.Context, in request) (answer, error) {
 		done = append(done, r.Claim)
 	}
 	return answer{}, h.queue.Finish(ctx, done...)
+}
+
+// isOf reports whether an error says that the claims of some results have ended.
+func isOf(err error, results []Result) bool {
+	var ended *claims.EndedError
+	return errors.As(err, &ended) && slices.ContainsFunc(results, func(r Result) bool {
+		return slices.ContainsFunc(ended.Claims, func(c claims.Claim) bool { return c.Key == r.Claim.Key && c.Token == r.Claim.Token })
+	})
 }
 
 func (h *Handler) nack(ctx context.Context, in request) (answer, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -194,6 +195,44 @@ func TestAStoreThatIsDownIsA503ThatHidesWhy(t *testing.T) {
 		require.Equal(w, 3, w.count(`SELECT attempts FROM tasks WHERE session IS NULL AND not_before IS NOT NULL`), "others come first")
 		time.Sleep(time.Second) // for the log
 		require.Equal(w, 1, strings.Count(log.String(), "the password is x"), log.String())
+	})
+}
+
+// A 409 would end the worker's session, or have it drop a task that its next take brings again at once.
+func TestTheLossOfAnotherLeaseIsNotThatOfAWorker(t *testing.T) {
+	inBubble(t, func(w *world) {
+		other := fmt.Errorf("the cache: %w", &claims.EndedError{Claims: []claims.Claim{{Key: tenure.Key{Type: "cache", ID: "1"}, Token: 1}}})
+		fails := false
+		h := w.handler(queuehttp.Config{
+			Payloads: func(ctx context.Context, ids []string) (map[string]any, error) {
+				if fails {
+					return nil, other
+				}
+				return w.payloads(ctx, ids)
+			},
+			Finish: func(ctx context.Context, results []queuehttp.Result) error {
+				if fails {
+					return other
+				}
+				return w.finish(ctx, results)
+			},
+		})
+		w.add(1, 2)
+		_, s := ask(w.T, h, "begin", in{"holder": "w"})
+		_, got := ask(w.T, h, "take", in{"session": s.Session, "n": 1})
+		require.Len(w, got.Tasks, 1)
+		fails = true
+		status, _ := send(w.T, h, "take", in{"session": s.Session, "n": 1, "have": []claims.Claim{got.Tasks[0].Claim}})
+		require.Equal(w, 503, status)
+		results := in{"results": []queuehttp.Result{{Claim: got.Tasks[0].Claim}}}
+		status, _ = send(w.T, h, "finish", results)
+		require.Equal(w, 503, status)
+		fails = false
+		status, _ = send(w.T, h, "finish", results)
+		require.Equal(w, 200, status)
+		status, out := send(w.T, h, "finish", results)
+		require.Equal(w, 409, status, "its own claim has ended")
+		require.Len(w, out.Ended, 1)
 	})
 }
 
