@@ -173,6 +173,17 @@ func (s *Schedule) Run(ctx context.Context) error {
 		}
 		pace.Sleep(ctx, pause)
 	}
+	if last.failed != 0 { // the last chance to mark a slot that is done
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeLonger)
+		defer cancel()
+		r, err := s.read(ctx, store)
+		if err == nil {
+			_, err = s.restore(ctx, store, r, last)
+		}
+		if err != nil {
+			s.cfg.Logger.Error("failed to mark a slot as done; it will be run again", "slot", last.Done, "error", logtext.OneLine(err))
+		}
+	}
 	return nil
 }
 
@@ -184,13 +195,18 @@ type fatalError struct{ error }
 type marked struct {
 	State
 	lineage string
+	failed  int64 // the version that the mark was to replace, if the call has failed; otherwise 0
 }
 
-// restore marks a slot as done again if a failover has lost the mark. Any other change of the state was
-// intended.
+// restore marks a slot as done again if the mark has failed, or if a failover has lost it. Any other change of the
+// state was intended.
 func (s *Schedule) restore(ctx context.Context, store tenure.Store, r record, last marked) (record, error) {
 	if !last.Done.After(r.Done) {
 		return r, nil
+	}
+	if last.failed != 0 && r.version == last.failed {
+		r.State = last.State
+		return s.write(ctx, store, r)
 	}
 	on, err := tenure.LineageOf(ctx, s.cfg.Store)
 	if err != nil || on.Mark == last.lineage {
@@ -230,13 +246,22 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 	if err != nil {
 		return 0, err
 	}
-	slot := Slot{Time: due, Previous: r.Done.In(due.Location()), schedule: s, recorded: new(bool)}
-	failed, err := s.run(ctx, store, r, slot)
+	if !r.Begun.Equal(due) {
+		r.Begun = due
+		if r, err = s.write(ctx, store, r); err != nil {
+			return 0, err
+		}
+	}
+	slot := Slot{Time: due, Previous: r.Done.In(due.Location()), schedule: s, record: r, recorded: new(bool)}
+	failed, err := s.run(ctx, store, slot)
+	if failed == nil && !*slot.recorded { // otherwise a failover loses the mark only together with the work
+		*last = marked{State: State{Done: due, Begun: due, Location: r.Location}, lineage: on.Mark}
+		if err != nil {
+			last.failed = r.version
+		}
+	}
 	if err != nil {
 		return 0, err
-	}
-	if failed == nil && !*slot.recorded { // otherwise a failover loses the mark only together with the work
-		*last = marked{State{Done: due, Begun: due, Location: r.Location}, on.Mark}
 	}
 	*idleSince = time.Time{} // the next step reads the time
 	if failed != nil {
@@ -300,17 +325,10 @@ func (s *Schedule) location(r record) (*time.Location, error) {
 	return location, nil
 }
 
-// run runs one slot, and marks it as done unless it failed. It returns why the slot is not done, or nil if it
-// is, and separately the error of a call to the store.
-func (s *Schedule) run(ctx context.Context, store tenure.Store, r record, slot Slot) (failed, err error) {
-	if !r.Begun.Equal(slot.Time) {
-		r.Begun = slot.Time
-		if r, err = s.write(ctx, store, r); err != nil {
-			return nil, err
-		}
-	}
+// run runs one slot that was noted as begun, and marks it as done unless it failed. It returns why the slot is not
+// done, or nil if it is, and separately the error of a call to the store.
+func (s *Schedule) run(ctx context.Context, store tenure.Store, slot Slot) (failed, err error) {
 	_ = tenure.RecordRun(ctx, s.cfg.Key.String(), func(ctx context.Context) error {
-		slot.record = r
 		failed, err = s.finish(ctx, store, slot, logtext.Sound(s.cfg.Do(ctx, slot)))
 		return cmp.Or(err, failed)
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"sync"
@@ -142,6 +143,44 @@ func TestASlotThatWasInterruptedOrFailedIsRunAgain(t *testing.T) {
 			stop()
 			require.Equal(t, []float64{1, 1, 1, 1}, ran.take(began), "missed: %d", missed)
 		})
+	}
+}
+
+func TestASlotWhoseMarkFailsIsMarkedLaterAndNotRunAgain(t *testing.T) {
+	for name, fault := range map[string]func(context.Context, func(context.Context) error) error{
+		"the request is lost": func(context.Context, func(context.Context) error) error { return errors.New("connection refused") },
+		"the answer is lost": func(ctx context.Context, do func(context.Context) error) error {
+			_ = do(ctx)
+			return errors.New("connection reset")
+		},
+	} {
+		for _, stops := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", the replica stops: ", stops), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					ran, began := &slots{}, time.Now()
+					var done, failed atomic.Bool
+					ran.do = func(context.Context, schedule.Slot) error { done.Store(true); return nil }
+					store := storetest.Faulty(storetest.NewMem(), func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+						if call.Op == "put" && call.Key == key && done.Load() && failed.CompareAndSwap(false, true) {
+							return fault(ctx, do)
+						}
+						return do(ctx)
+					})
+					cfg := schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do}
+					stop := hold(t, store, cfg)
+					time.Sleep(time.Hour + time.Millisecond)
+					if stops {
+						stop()
+						hold(t, store, cfg)
+					}
+					time.Sleep(30 * time.Minute)
+					require.True(t, failed.Load())
+					require.Equal(t, []float64{1}, ran.take(began))
+					time.Sleep(time.Hour)
+					require.Equal(t, []float64{2}, ran.take(began))
+				})
+			})
+		}
 	}
 }
 
