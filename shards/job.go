@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -103,14 +104,23 @@ func (m *Member) call(ctx context.Context, s *shard, pause *pace.Doubling) bool 
 }
 
 // work calls Work in a goroutine of its own, because Work may end by runtime.Goexit. It would end the goroutine that
-// holds the claim, and the shard would be claimed again at once.
+// holds the claim, and the shard would be claimed again at once. A panic is passed on to that goroutine, which frees the
+// shard before the process ends.
 func (m *Member) work(ctx context.Context, id string) error {
 	err, ended := errors.New("runtime.Goexit was called"), make(chan struct{})
+	var panicked *tenure.JobPanic
 	go func() {
 		defer close(ended)
+		defer func() {
+			if p := recover(); p != nil {
+				panicked = &tenure.JobPanic{Value: p, Stack: debug.Stack()}
+			}
+		}()
 		err = logtext.Sound(m.cfg.Work(ctx, id))
 	}()
-	<-ended
+	if <-ended; panicked != nil {
+		panic(panicked)
+	}
 	return err
 }
 
