@@ -255,7 +255,11 @@ func openPostgres(ctx context.Context, url string, s *storeFlag, log *slog.Logge
 
 func openNATS(ctx context.Context, url string, _ *storeFlag, log *slog.Logger) (database, error) {
 	return whenUp(ctx, "NATS", log, func() (database, error) {
-		return natstenure.Open(ctx, url, natstenure.Config{Logger: log}, nats.Name("tenure"))
+		store, err := natstenure.Open(ctx, url, natstenure.Config{Logger: log}, nats.Name("tenure"))
+		if err != nil {
+			return nil, err
+		}
+		return awaitAnswer(ctx, "NATS", store) // a cluster without a majority accepts connections
 	})
 }
 
@@ -267,21 +271,30 @@ func openEtcd(ctx context.Context, url string, _ *storeFlag, log *slog.Logger) (
 
 // whenAnswered is whenUp for a store that is opened without an answer of its server: each try asks for one.
 func whenAnswered(ctx context.Context, what string, log *slog.Logger, open func(context.Context) (database, error)) (database, error) {
-	const attempt = 2 * time.Second
 	return whenUp(ctx, what, log, func() (database, error) {
-		ctx, cancel := context.WithTimeout(ctx, attempt)
+		opening, cancel := context.WithTimeout(ctx, attempt)
 		defer cancel()
-		store, err := open(ctx)
+		store, err := open(opening)
 		if err != nil {
 			return nil, err
 		}
-		_, err = store.Get(ctx, tenure.Key{Type: defaultType, ID: "any"})
-		if err == nil || errors.Is(err, tenure.ErrNotFound) || errors.Is(err, tenure.ErrSetup) { // it has answered
-			return store, nil
-		}
-		store.Close()
-		return nil, fmt.Errorf("no answer from %s (%v): %w", what, store, err)
+		return awaitAnswer(opening, what, store)
 	})
+}
+
+// attempt is how long a store may take to answer, before it is opened again.
+const attempt = 2 * time.Second
+
+// awaitAnswer returns a store that has answered. It closes one that does not answer in time.
+func awaitAnswer(ctx context.Context, what string, store database) (database, error) {
+	ctx, cancel := context.WithTimeout(ctx, attempt)
+	defer cancel()
+	_, err := store.Get(ctx, tenure.Key{Type: defaultType, ID: "any"})
+	if err == nil || errors.Is(err, tenure.ErrNotFound) || errors.Is(err, tenure.ErrSetup) {
+		return store, nil
+	}
+	store.Close()
+	return nil, fmt.Errorf("no answer from %s (%v): %w", what, store, err)
 }
 
 // whenUp opens a store. It tries again while the store is down, until ctx is done.

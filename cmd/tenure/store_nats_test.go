@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"math/big"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -133,6 +134,30 @@ func TestRunWaitsForANATSServerThatIsDown(t *testing.T) {
 	startNATS(t, func(opts *server.Options) { opts.Port = port })
 	s.awaitStart(t, 0)
 	patient.awaitLog(t, "add sync=always to the parameters of the store's URL")
+}
+
+func TestRunWaitsForAClusterOfNATSWithoutAMajority(t *testing.T) {
+	t.Parallel()
+	var ports [2]int
+	var routes []*url.URL
+	for i := range ports {
+		port, err := kit.FreePort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ports[i], routes = port, append(routes, &url.URL{Scheme: "nats", Host: fmt.Sprint("127.0.0.1:", port)})
+	}
+	start := func(i int) string {
+		return startNATS(t, func(opts *server.Options) {
+			opts.ServerName, opts.Routes = fmt.Sprint("s", i), routes
+			opts.Cluster = server.ClusterOpts{Name: "c", Host: "127.0.0.1", Port: ports[i]}
+		})
+	}
+	s := newSite(t, start(0))
+	r := s.start(t, "a", s.service(t)...)
+	r.awaitLog(t, "waiting for NATS")
+	start(1)
+	s.awaitStart(t, 0)
 }
 
 func TestTLSAndCredentialsOfNATSComeFromFiles(t *testing.T) {
