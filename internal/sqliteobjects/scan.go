@@ -56,21 +56,27 @@ type reader interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-// all scans every row that a query returns.
+// all scans every row that a query returns. It waits while another connection locks out readers, as [Table.Get] does.
 func all[T any](ctx context.Context, db reader, scan func(*sql.Rows) (T, error), query string, args ...any) (found []T, err error) {
-	rows, err := db.QueryContext(ctx, query, args...)
+	err = whenFree(ctx, func() error {
+		rows, err := db.QueryContext(ctx, query, args...)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for found = nil; rows.Next(); {
+			one, err := scan(rows)
+			if err != nil {
+				return err
+			}
+			found = append(found, one)
+		}
+		return rows.Err()
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer rows.Close()
-	for rows.Next() {
-		one, err := scan(rows)
-		if err != nil {
-			return nil, err
-		}
-		found = append(found, one)
-	}
-	return found, rows.Err()
+	return found, nil
 }
 
 // allWithin is all outside of a transaction, for a call that may take limit.

@@ -157,24 +157,30 @@ func (t *Table) version(ctx context.Context, conn reader, id objects.ID) (v int6
 func (t *Table) List(ctx context.Context, objectType, after string, limit int) ([]objects.Row, error) {
 	ctx, cancel := objects.Limited(ctx)
 	defer cancel()
-	rows, err := t.db.QueryContext(ctx, t.in(listObjects), objectType, after)
+	var found []objects.Row
+	err := whenFree(ctx, func() error {
+		rows, err := t.db.QueryContext(ctx, t.in(listObjects), objectType, after)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for found = nil; len(found) < limit && rows.Next(); {
+			r := objects.Row{ID: objects.ID{Type: objectType}}
+			if err := rows.Scan(append([]any{&r.ID.ID}, columns(&r)...)...); err != nil {
+				return err
+			}
+			if r.ID.Validate() != nil { // another program's row, which no caller could ask for
+				continue
+			}
+			r.Age = objects.Age(r.Updated, time.Now())
+			found = append(found, r)
+		}
+		return rows.Err()
+	})
 	if err != nil {
 		return nil, explain(err)
 	}
-	defer rows.Close()
-	var found []objects.Row
-	for len(found) < limit && rows.Next() {
-		r := objects.Row{ID: objects.ID{Type: objectType}}
-		if err := rows.Scan(append([]any{&r.ID.ID}, columns(&r)...)...); err != nil {
-			return nil, explain(err)
-		}
-		if r.ID.Validate() != nil { // another program's row, which no caller could ask for
-			continue
-		}
-		r.Age = objects.Age(r.Updated, time.Now())
-		found = append(found, r)
-	}
-	return found, explain(rows.Err())
+	return found, nil
 }
 
 // Watch returns a watch of an object. After Close it returns a watch that never receives.
