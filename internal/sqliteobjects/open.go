@@ -19,6 +19,7 @@ const (
 
 	// The low bytes of error codes.
 	busyCode       = 5  // SQLITE_BUSY
+	cantOpenCode   = 14 // SQLITE_CANTOPEN
 	constraintCode = 19 // SQLITE_CONSTRAINT
 
 	busyTimeout = 25 * time.Millisecond
@@ -46,7 +47,7 @@ func openDB(ctx context.Context, path string) (*sql.DB, error) {
 	// same time, some of them immediately get an error that the database is busy.
 	if err := whenFree(ctx, func() error { return db.PingContext(ctx) }); err != nil {
 		db.Close()
-		return nil, explain(err)
+		return nil, explainOpen(err)
 	}
 	return db, nil
 }
@@ -129,10 +130,19 @@ func explain(err error) error {
 	case has("no such column", "has no column named"):
 		return fmt.Errorf("%w: %w (%s)", objects.ErrSetup, err, objects.OtherTable)
 	case has("datatype mismatch", "ON CONFLICT clause does not match",
-		"unable to open database", "readonly database", "not a database"):
+		"readonly database", "not a database"):
 		return fmt.Errorf("%w: %w", objects.ErrSetup, err)
 	}
 	return err
+}
+
+// explainOpen explains why a file can't be opened. Later, when a connection is added, the process may only lack file
+// descriptors for a moment.
+func explainOpen(err error) error {
+	if isOf(err, cantOpenCode, "unable to open database") {
+		return fmt.Errorf("%w: %w", objects.ErrSetup, err)
+	}
+	return explain(err)
 }
 
 // explain does what the func explain does, and knows which tables package claims creates.

@@ -46,7 +46,7 @@ func OpenToRead(ctx context.Context, path string) (db *sql.DB, stands func() boo
 		if before.logged {
 			err = fmt.Errorf("%w (a program that has crashed has left a log beside the file, which a user who may write to the directory has to open once)", err)
 		}
-		return nil, nil, explain(err)
+		return nil, nil, explainOpen(err)
 	}
 	return db, stands, nil
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/proof/kit"
 )
@@ -263,4 +265,22 @@ func TestASQLiteFileMayHaveAnyPath(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A process may lack file descriptors for a moment, and a caller that waits ends on ErrSetup.
+func TestASQLiteFileThatCannotBeOpenedForAMomentNeedsNoAttention(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	store, err := tenure.OpenSQLite(t.Context(), filepath.Join(dir, "objects.db"), tenure.SQLiteConfig{Shared: true, Logger: kit.Quiet})
+	require.NoError(t, err)
+	defer store.Close()
+	kit.Migrate(t, store)
+	store.DB().SetMaxIdleConns(-1) // so that each call opens the file
+	require.NoError(t, os.Rename(dir, dir+".away"))
+	_, err = store.Get(t.Context(), tenure.Key{Type: "thing", ID: "a"})
+	require.ErrorContains(t, err, "unable to open database file")
+	require.NotErrorIs(t, err, tenure.ErrSetup)
+	require.NoError(t, os.Rename(dir+".away", dir))
+	_, err = store.Get(t.Context(), tenure.Key{Type: "thing", ID: "a"})
+	require.ErrorIs(t, err, tenure.ErrNotFound)
 }
