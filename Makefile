@@ -123,7 +123,7 @@ model: ## explore the models of leases, failovers and claims, and show how each 
 	GOGC=400 go run ./proof/model
 
 .PHONY: mutants
-mutants: ## make the library wrong in one place after another; the tests must notice, for half an hour
+mutants: ## make the library wrong in one place after another; the tests must notice, for some hours
 	go run ./proof/mutants
 
 KEY := $(HOME)/.minisign/minisign.key
