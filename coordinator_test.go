@@ -350,6 +350,7 @@ func TestAnAcquireAnsweredAfterTheRenewDeadlineBeginsNoJob(t *testing.T) {
 		b := t.start("b")
 		time.Sleep(21*time.Second + time.Millisecond)
 		require.Empty(t, t.jobs.String())
+		require.Zero(t, b.Status().Terms, "no term begins that has no time for a job")
 		_, err := t.store.Get(t.Context(), kit.LeaseKey)
 		require.ErrorIs(t, err, tenure.ErrNotFound, "the lease is given back")
 		time.Sleep(5 * time.Second)
