@@ -408,7 +408,7 @@ func Do(ctx context.Context, lease *Lease, fn func(context.Context) error) error
 	defer stop()
 	called, result := false, error(nil)
 	coordinator, err := NewCoordinator(lease, CoordinatorConfig{Reconcile: func(ctx context.Context) error {
-		called, result = true, fmt.Errorf("tenure: do: %w", errGoexit)
+		called, result = true, fmt.Errorf("tenure: do: %w", report.ErrGoexit)
 		defer stop() // also if fn does not return
 		result = fn(ctx)
 		if cause := context.Cause(ctx); isLoss(cause) {

@@ -14,6 +14,7 @@ import (
 	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/report"
 )
 
 // JobPanic is what [Coordinator.Run] panics with after the job, the Logger or the Trace has
@@ -67,8 +68,6 @@ type jobResult struct {
 
 const confirmName = "fence predecessor"
 
-var errGoexit = errors.New("runtime.Goexit was called")
-
 // newJob returns a job whose funcs don't run yet. Their context has the values of ctx, but it
 // doesn't end with ctx: the coordinator ends it, with a cause.
 func newJob(ctx context.Context, term *Term, b *base) *runningJob {
@@ -84,7 +83,7 @@ func (j *runningJob) start(name string, run func(context.Context) error) {
 	j.running++
 	ctx := context.WithValue(j.ctx, jobScopeKey, jobScope{j.of, j.ctx, name})
 	go func() {
-		result := &jobResult{name: name, alone: j.alone, began: time.Now(), err: errGoexit}
+		result := &jobResult{name: name, alone: j.alone, began: time.Now(), err: report.ErrGoexit}
 		defer func() {
 			if v := recover(); v != nil {
 				result.panicked = &JobPanic{Value: v, Stack: debug.Stack()}

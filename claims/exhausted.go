@@ -4,30 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"time"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/report"
 )
-
-// errGoexit is the error of a func that has called runtime.Goexit.
-var errGoexit = errors.New("the func has ended by runtime.Goexit")
 
 // guarded calls a func of the user, and returns a panic or a runtime.Goexit as an error. It is for funcs that
 // run in goroutines of this package, where a panic would end the process, and then one replica after the other.
 func guarded(fn func() error) error {
-	err, done := errGoexit, make(chan struct{})
-	go func() {
-		defer close(done)
-		defer func() {
-			if p := recover(); p != nil {
-				err = &tenure.JobPanic{Value: p, Stack: debug.Stack()}
-			}
-		}()
-		err = fn()
-	}()
-	<-done
+	p, err := report.Call(fn)
+	if p != nil {
+		return &tenure.JobPanic{Value: p.Value, Stack: p.Stack}
+	}
 	return err
 }
 

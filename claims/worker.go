@@ -252,7 +252,7 @@ func (w *Worker) runOne(ctx context.Context, c Claim, fn, done func(context.Cont
 			if p := recover(); p != nil { // it releases the row at once
 				panic(p)
 			}
-			log(w.finishOrRelease(ctx, c, errGoexit, done))
+			log(w.finishOrRelease(ctx, c, report.ErrGoexit, done))
 		}()
 		err := logtext.Sound(fn(ctx, c))
 		returned = true

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"runtime/debug"
 	"slices"
 	"time"
 
@@ -12,6 +11,7 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/report"
 )
 
 const (
@@ -107,19 +107,9 @@ func (m *Member) call(ctx context.Context, s *shard, pause *pace.Doubling) bool 
 // holds the claim, and the shard would be claimed again at once. A panic is passed on to that goroutine, which frees the
 // shard before the process ends.
 func (m *Member) work(ctx context.Context, id string) error {
-	err, ended := errors.New("runtime.Goexit was called"), make(chan struct{})
-	var panicked *tenure.JobPanic
-	go func() {
-		defer close(ended)
-		defer func() {
-			if p := recover(); p != nil {
-				panicked = &tenure.JobPanic{Value: p, Stack: debug.Stack()}
-			}
-		}()
-		err = logtext.Sound(m.cfg.Work(ctx, id))
-	}()
-	if <-ended; panicked != nil {
-		panic(panicked)
+	p, err := report.Call(func() error { return logtext.Sound(m.cfg.Work(ctx, id)) })
+	if p != nil {
+		panic(&tenure.JobPanic{Value: p.Value, Stack: p.Stack})
 	}
 	return err
 }

@@ -223,7 +223,7 @@ func (w *work) take(ctx context.Context, lose context.CancelCauseFunc) {
 		w.running.Go(func() {
 			defer w.drop(t.Claim)
 			var result any
-			err := errGoexit
+			err := report.ErrGoexit
 			defer func() { // also if fn ends by runtime.Goexit: the next take would bring the task again at once
 				if p := recover(); p != nil {
 					panic(p)
@@ -234,8 +234,6 @@ func (w *work) take(ctx context.Context, lose context.CancelCauseFunc) {
 		})
 	}
 }
-
-var errGoexit = errors.New("runtime.Goexit was called")
 
 func (w *work) have() []claims.Claim {
 	w.mu.Lock()

@@ -144,7 +144,7 @@ func TestAHistoryThatIsNoBehaviourOfTheRulesIsRefused(t *testing.T) {
 		"a renewal after one that came too late": {only(1000, 2470, 2600), "L1"},
 		"... and one in time":                    {only(1000, 2430, 2600), ""},
 		"a token that is used again":             {rewrite(beginD, func(e *entry, _ *recordWrite) { e.token = 4605 }), "I4"},
-		"a token that nobody was given":          {func(h *history) { h.events[startC].Token-- }, "I4"},
+		"a token that was never issued":          {func(h *history) { h.events[startC].Token-- }, "I4"},
 		"a payload that changes within a term":   {rewrite(renewA, func(_ *entry, w *recordWrite) { w.Payload += " " }), "no two terms"},
 		"a term that begins twice":               {rewrite(beginD, func(_ *entry, w *recordWrite) { w.Payload = strings.Replace(w.Payload, "D", "A", 1) }), "no two terms"},
 		"a release while the job runs":           {later(stopC, 100*ms), "L3"},
