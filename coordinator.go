@@ -322,7 +322,7 @@ func (c *Coordinator) untilCheck(term *Term, keeper *keeper) (time.Duration, err
 	if term.local() {
 		return time.Hour, nil
 	}
-	untilDeadline := c.cfg.RenewDeadline - term.sinceRenewal()
+	untilDeadline := keeper.untilDeadline()
 	if untilDeadline <= 0 {
 		return 0, keeper.overdueCause()
 	}

@@ -125,6 +125,32 @@ func TestRenewalsThatFailForAWhileCostNothing(t *testing.T) {
 	}
 }
 
+// The pauses between attempts are random, so that each round meets others.
+func TestAnOutageThatEndsASecondBeforeTheRenewDeadlineCostsNothing(t *testing.T) {
+	const rounds = 100
+	for name, fault := range map[string]storetest.Hook{"refused": kit.Refuse, "hanging": kit.Hang} {
+		for _, before := range []time.Duration{time.Second, 2 * time.Second, 5 * time.Second} {
+			t.Run(fmt.Sprintf("%s until %v before", name, before), func(t *testing.T) {
+				lost, calls := 0, new(kit.Calls)
+				for range rounds {
+					inBubble(t, func(t *scene) {
+						a := t.start("a")
+						a.store.SetHook(calls.Count("", fault))
+						time.Sleep(20*time.Second - before)
+						a.store.SetHook(nil)
+						time.Sleep(10 * time.Second)
+						if a.Status().Terms != 1 || !a.IsHolder() {
+							lost++
+						}
+					})
+				}
+				t.Logf("lost: %d of %d; calls in an outage: %.1f", lost, rounds, float64(calls.Take()["put"])/rounds)
+				require.Zero(t, lost)
+			})
+		}
+	}
+}
+
 func TestARenewalThatHangsEndsTheJobAtTheRenewDeadline(t *testing.T) {
 	for name, fault := range map[string]storetest.Hook{
 		"until its context ends": kit.Hang,

@@ -247,9 +247,30 @@ func (k *keeper) checkLead() time.Duration {
 	return max(0, k.cfg.CheckTimeout-(k.cfg.RenewDeadline-k.cfg.RenewInterval)/2)
 }
 
-// retryPause returns how long to wait after a failure that followed this number of others.
+// untilDeadline returns how long it is until the job is told to return unless a renewal succeeds.
+func (k *keeper) untilDeadline() time.Duration {
+	return k.cfg.RenewDeadline - k.term.sinceRenewal()
+}
+
+// retryPause returns how long to wait after a failure that followed this number of others. Towards
+// the renew deadline the attempts come closer together: each costs one statement, and the term is
+// at stake.
 func (k *keeper) retryPause(failures int) time.Duration {
-	return pace.Retry(k.cfg.RenewInterval, longestRetryPause, failures)
+	pause := pace.Retry(k.cfg.RenewInterval, longestRetryPause, failures)
+	if left := k.untilDeadline(); left > 0 {
+		pause = min(pause, pace.Jitter(max(left/4, k.cfg.RenewInterval/64)))
+	}
+	return pause
+}
+
+// renewalTimeout returns how long an attempt may take. One that hangs leaves half of the time until
+// the renew deadline for others, because the store may be back without answering it.
+func (k *keeper) renewalTimeout() time.Duration {
+	timeout := k.caller.timeout
+	if left := k.untilDeadline(); left > 0 {
+		timeout = min(timeout, max(left/2, timeout/8))
+	}
+	return min(timeout, k.term.Remaining())
 }
 
 // await waits for at most longest, or until a hint comes. If the renewal becomes overdue
@@ -283,7 +304,7 @@ func (k *keeper) isOwnRenewal() bool {
 }
 
 func (k *keeper) renew(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, min(k.caller.timeout, k.term.Remaining()))
+	ctx, cancel := context.WithTimeout(ctx, k.renewalTimeout())
 	defer cancel()
 	k.term.longRun.Store(k.monitor.longRun(k.lease.cfg.TTL))
 	began, trustLeft := time.Now(), k.term.Remaining()
@@ -379,7 +400,7 @@ func (k *keeper) fencePredecessor(ctx context.Context, prev Holding) error {
 			return fmt.Errorf("%w: predecessor %s not fenced for %v: %w", ErrUnhealthy, prev.Holder, time.Since(began).Round(time.Millisecond), err)
 		}
 		k.monitor.logFailure("failed to fence predecessor; retrying", err)
-		if !pace.Sleep(ctx, k.retryPause(failures)) {
+		if !pace.Sleep(ctx, pace.Retry(k.cfg.RenewInterval, longestRetryPause, failures)) {
 			return ctx.Err()
 		}
 	}
