@@ -50,6 +50,13 @@ func (s untouched) DeleteIf(context.Context, tenure.Key, int64) error {
 	return tenure.ErrNotFound
 }
 
+func (s untouched) Lineage(context.Context) (tenure.Lineage, error) {
+	s.t.Error("the store was read")
+	return tenure.Lineage{}, nil
+}
+
+func (untouched) Traits() tenure.Traits { return tenure.Traits{} }
+
 // Connect makes it a SQLite driver that must not be connected to.
 func (s untouched) Connect(context.Context) (driver.Conn, error) {
 	s.t.Error("the database was connected to")
@@ -346,7 +353,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		{"a fence for no store", fence(nil, term), tenure.ErrInvalid,
 			"tenure: fence: invalid argument: store is nil"},
 		{"a fence for a store that has none", fence(untouched{t}, term), errors.ErrUnsupported,
-			"tenure: fence: unsupported operation: tenure_test.untouched is not a Fencer"},
+			"tenure: fence: unsupported operation: tenure_test.untouched is not a Fencer, and has no method Unwrap() tenure.Store that returns one"},
 		{"a fence twice", fence(fenced(pg), term), errors.ErrUnsupported,
 			"tenure: fence: unsupported operation: the store is fenced already"},
 		{"Fenced on Postgres by no term", fencedPostgres(nil, nil), tenure.ErrInvalid,
@@ -385,9 +392,9 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		{"to delete from a static store", tenure.Static().DeleteIf(ctx, key, 1), errors.ErrUnsupported,
 			"tenure: delete t/1: unsupported operation: a static store keeps nothing"},
 		{"to list a static store", listAll(tenure.Static(), "t"), errors.ErrUnsupported,
-			"tenure: list t: unsupported operation: tenure.static is not a Lister"},
+			"tenure: list t: unsupported operation: *tenure.static is not a Lister"},
 		{"to fence a static store", fence(tenure.Static(), term), errors.ErrUnsupported,
-			"tenure: fence: unsupported operation: tenure.static is not a Fencer"},
+			"tenure: fence: unsupported operation: *tenure.static is not a Fencer, and has no method Unwrap() tenure.Store that returns one"},
 
 		{"to get nothing from memory", get(mem, tenure.Key{}), tenure.ErrInvalid,
 			`storetest: get /: invalid argument: key "/" has an empty type`},

@@ -24,12 +24,12 @@ const (
 // LeaseConfig configures a [Lease]. Only Key must be set.
 type LeaseConfig struct {
 	Key    Key               // of the object; the same in all replicas of a service, and in no other service
-	Name   string            // of the object; default: the key's ID, or none in a [Nameless] store
+	Name   string            // of the object; default: the key's ID, or none in a Nameless store (see [Traits])
 	Holder string            // the replica's name, default ReplicaID(); for people to read: safety never depends on it
 	TTL    time.Duration     // how long the lease counts as held after its last renewal; default 30s; from 10ms to a year
 	Margin time.Duration     // the holder's own trust ends this long before the TTL; default TTL/30
 	Labels map[string]string // shown to observers: an address, a build
-	Expiry ExpiryPolicy      // default StoreClock; in a [Clockless] store always Observed
+	Expiry ExpiryPolicy      // default StoreClock; in a Clockless store (see [Traits]) always Observed
 	Logger *slog.Logger      // default slog.Default()
 
 	// AssumeUniqueHolder lets this replica take over a lease that has not expired if the
@@ -92,7 +92,7 @@ type ExpiryPolicy uint8
 
 const (
 	// StoreClock lets a standby steal when the record's age, by the store's clock, has
-	// reached its TTL, or when [Observed] would, whichever comes first. On a [Clockless] store
+	// reached its TTL, or when [Observed] would, whichever comes first. On a Clockless store
 	// it means Observed. That is as safe, because Observed is the stricter of the two. The clock
 	// of a SQLite store is that of its processes' host.
 	StoreClock ExpiryPolicy = iota

@@ -54,7 +54,7 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 		// therefore wakes to read both clocks, often enough that the Margin covers the delay.
 		longestSleep: max(lease.cfg.Margin/2, 10*time.Millisecond),
 
-		single: isExclusive(lease.store),
+		turns:  lease.traits.Alone,
 		health: health.Check{Timeout: cfg.CheckTimeout},
 		monitor: monitor{
 			lease: lease.cfg.Key, replica: lease.cfg.Holder, logger: logger, trace: cmp.Or(cfg.Trace, new(Trace)), reports: reports,
@@ -160,14 +160,16 @@ func (c *Coordinator) begin(ctx context.Context, marked *Drain) (_ context.Conte
 	if !c.running.CompareAndSwap(false, true) {
 		return nil, nil, nil, fmt.Errorf("%w: the coordinator is running", ErrInvalid)
 	}
-	unuse, err := c.useStore(ctx)
+	leaveStore, err := c.join(ctx)
 	if err != nil {
 		c.running.Store(false)
 		return nil, nil, nil, err
 	}
-	hints = noHints{}
-	if !c.single {
+	if c.turns == nil {
 		hints = Watch(c.lease.store, c.lease.cfg.Key)
+	} else {
+		hints = c.turns.watch(c.lease.cfg.Key)
+		c.monitor.log().Info("runs without a lease: this process alone uses the store")
 	}
 	marked.AwaitMark(ctx) // before it follows: Start need not wait for a replica that has nothing yet
 	leave := c.cfg.Drain.Follow(c.drain)
@@ -179,7 +181,7 @@ func (c *Coordinator) begin(ctx context.Context, marked *Drain) (_ context.Conte
 	return ctx, hints, func() {
 		leave()
 		hints.Stop()
-		unuse()
+		leaveStore()
 		c.health.Wait()
 		c.monitor.reports.Flush()
 		ignorePanics()

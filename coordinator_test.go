@@ -1,10 +1,14 @@
 package tenure_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"path/filepath"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -405,7 +409,6 @@ func TestTheJobsContextCarriesTheTermAndTheCallersValues(t *testing.T) {
 
 func TestASingleReplicaRunsItsJobWithoutLeaseTraffic(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) tenure.Store{
-		"Mem":    func(*testing.T) tenure.Store { mem := storetest.NewMem(); mem.Single = true; return mem },
 		"Static": func(*testing.T) tenure.Store { return tenure.Static() },
 		"SQLite": func(t *testing.T) tenure.Store {
 			store, err := tenure.OpenSQLite(t.Context(), ":memory:", tenure.SQLiteConfig{Logger: kit.Quiet})
@@ -438,6 +441,116 @@ func TestASingleReplicaRunsItsJobWithoutLeaseTraffic(t *testing.T) {
 				require.Empty(t, t.jobs.Holder())
 				require.Empty(t, traffic.Take())
 			})
+		})
+	}
+}
+
+// alone returns stores that no other process can reach, each with a second handle of the same store.
+func alone(t *testing.T) map[string]func(t *testing.T) (a, b tenure.Store) {
+	opened := func(path func(t *testing.T) string) func(t *testing.T) (a, b tenure.Store) {
+		return func(t *testing.T) (a, b tenure.Store) {
+			store, err := tenure.OpenSQLite(t.Context(), path(t), tenure.SQLiteConfig{Logger: kit.Quiet})
+			require.NoError(t, err)
+			t.Cleanup(func() { store.Close() })
+			return store, store
+		}
+	}
+	return map[string]func(t *testing.T) (a, b tenure.Store){
+		"SQLite in memory": opened(func(*testing.T) string { return ":memory:" }),
+		"a SQLite file":    opened(func(t *testing.T) string { return filepath.Join(t.TempDir(), "tenure.db") }),
+		"two stores in one database": func(t *testing.T) (a, b tenure.Store) {
+			db := kit.OpenSQL(t, "sqlite", ":memory:")
+			return kit.Must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Logger: kit.Quiet})),
+				kit.Must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Table: "Objects", Logger: kit.Quiet}))
+		},
+		"Static": func(t *testing.T) (a, b tenure.Store) { a = tenure.Static(); return a, a },
+		"a wrapper": func(t *testing.T) (a, b tenure.Store) {
+			a = tenure.Static()
+			return struct{ tenure.Store }{a}, struct{ tenure.Store }{a}
+		},
+	}
+}
+
+func TestCoordinatorsWithoutALeaseTakeTurns(t *testing.T) {
+	for name, open := range alone(t) {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *scene) {
+				storeA, storeB := open(t.T)
+				t.store = storeA
+				a := t.start("a")
+				t.store = storeB
+				b := t.start("b")
+				time.Sleep(time.Hour)
+				t.wantHolder(a)
+				require.Equal(t, "a", t.jobs.Holder())
+				got := b.Status()
+				require.Equal(t, "a", got.Holder)
+				require.Equal(t, tenure.RoleStandby, got.Role)
+				require.False(t, got.Stale)
+				token := a.Status().Token
+				a.stop()
+				synctest.Wait()
+				time.Sleep(5 * time.Millisecond)
+				t.wantHolder(b)
+				require.Equal(t, "b", t.jobs.Holder())
+				require.Greater(t, b.Status().Token, token)
+			})
+		})
+	}
+}
+
+func TestAJobThatFailsWithoutALeaseLeavesTheTurnToAnother(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		t.store = tenure.Static()
+		a := t.start("a", tenure.CoordinatorConfig{Reconcile: func(ctx context.Context) error {
+			time.Sleep(time.Minute)
+			return errors.New("fails")
+		}})
+		b := t.start("b")
+		time.Sleep(time.Minute + 5*time.Millisecond)
+		t.wantHolder(b)
+		b.stop()
+		time.Sleep(10 * time.Second)
+		t.wantHolder(a)
+	})
+}
+
+func TestCoordinatorsWithoutALeaseTakeTurnsInRealTime(t *testing.T) {
+	for name, open := range alone(t) {
+		t.Run(name, func(t *testing.T) {
+			stores := [2]tenure.Store{}
+			stores[0], stores[1] = open(t)
+			var log bytes.Buffer
+			var jobs atomic.Int32
+			began := make(chan int)
+			stops := [2]func(){}
+			for i, store := range stores {
+				lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint(i), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+				c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: func(ctx context.Context) error {
+					if jobs.Add(1) != 1 {
+						t.Error("two jobs at once")
+					}
+					began <- i
+					<-ctx.Done()
+					jobs.Add(-1)
+					return nil
+				}})
+				require.NoError(t, err)
+				stops[i] = kit.RunCoordinator(t, t.Context(), c)
+			}
+			first := <-began
+			select {
+			case <-began:
+				t.Fatal("a second job has begun")
+			case <-time.After(100 * time.Millisecond):
+			}
+			stopped := time.Now()
+			go stops[first]()
+			require.Equal(t, 1-first, <-began)
+			t.Logf("taken over %v after the stop", time.Since(stopped))
+			stops[0]()
+			stops[1]()
+			require.Contains(t, log.String(), "runs without a lease")
 		})
 	}
 }

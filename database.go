@@ -57,23 +57,25 @@ func asDatabase[S Database](store S, err error) (Database, error) {
 }
 
 // Static returns a store that keeps nothing, for a deployment of one replica without a
-// database: a [Coordinator] over it always holds, and runs its job as over any other store.
+// database: a [Coordinator] over it holds at once, unless another one over it holds the same key.
 // Reads find nothing, and writes return [errors.ErrUnsupported].
-func Static() Store { return static{} }
+func Static() Store { return new(static) }
 
-type static struct{}
+type static struct{ turns Turns }
 
-func (static) SingleReplica() bool { return true }
+func (s *static) Traits() Traits { return Traits{Alone: &s.turns} }
 
-func (static) Get(ctx context.Context, key Key) (Object, error) {
+func (*static) Lineage(context.Context) (Lineage, error) { return Lineage{}, nil }
+
+func (*static) Get(ctx context.Context, key Key) (Object, error) {
 	return Object{}, opError(ctx, "get", key, ErrNotFound)
 }
 
-func (static) PutIf(_ context.Context, obj Object, _ WriteCondition) (Object, error) {
+func (*static) PutIf(_ context.Context, obj Object, _ WriteCondition) (Object, error) {
 	return Object{}, fmt.Errorf("tenure: put %s: %w: a static store keeps nothing", obj.Key, errors.ErrUnsupported)
 }
 
-func (static) DeleteIf(_ context.Context, key Key, _ int64) error {
+func (*static) DeleteIf(_ context.Context, key Key, _ int64) error {
 	return fmt.Errorf("tenure: delete %s: %w: a static store keeps nothing", key, errors.ErrUnsupported)
 }
 

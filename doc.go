@@ -86,7 +86,7 @@
 //     other then finds a renewal that is not its own. Fencing can't tell the copies apart,
 //     because both have the same term;
 //   - if [LeaseConfig].AssumeUniqueHolder is set for a name that two processes have, or if a
-//     store wrongly says that it is [Exclusive].
+//     store wrongly says that this process is alone in it: see [Traits].
 //
 // Fence anything that a former holder must never do.
 //

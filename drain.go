@@ -257,7 +257,7 @@ func (d *Drain) Active() bool {
 type Drained struct {
 	Replica string
 	By      string        // who has marked it, for people to read
-	Left    time.Duration // until the mark expires; on a [Clockless] store, the whole time that was set
+	Left    time.Duration // until the mark expires; on a Clockless store, the whole time that was set
 }
 
 // drainRecord is the payload of a mark.

@@ -17,7 +17,7 @@ import (
 // types of this module implement it.
 type Guard interface {
 	// Fence returns what a store has to check. It does no I/O. The fence is nil if there is no
-	// lease to lose: see [Exclusive]. The error is [ErrInvalid] if there is no right, and
+	// lease to lose: see [Traits]. The error is [ErrInvalid] if there is no right, and
 	// [ErrLost] if the right is known to be lost.
 	Fence() (*objects.Fence, error)
 }
@@ -111,9 +111,9 @@ func Fence(store Store, guard Guard) (Store, error) {
 	} else if fence == nil {
 		return store, nil
 	}
-	fencer, ok := store.(Fencer)
+	fencer, ok := objects.As[Fencer](store)
 	if !ok {
-		return nil, fmt.Errorf("tenure: fence: %w: %T is not a Fencer", errors.ErrUnsupported, store)
+		return nil, fmt.Errorf("tenure: fence: %w: %T is not a Fencer, and has no method Unwrap() tenure.Store that returns one", errors.ErrUnsupported, store)
 	}
 	return fencer.Fence(guard)
 }
@@ -160,10 +160,10 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 	if err != nil {
 		return err
 	}
-	ofServer, placed := store.(interface {
+	ofServer, placed := objects.As[interface {
 		place(context.Context, *objects.Fence) error
 		refused(context.Context, *objects.Fence, error) error
-	})
+	}](Store(store))
 	if placed = placed && fence != nil; placed {
 		// Under ctx, and before there is a transaction, because FenceStatement takes no
 		// context.
@@ -194,8 +194,8 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 // a database that should be the lease's.
 func (t *Term) refusedByStatement(ctx context.Context, store Store, refusal error) error {
 	obj, err := store.Get(objects.WithLeaseCall(ctx), t.key)
-	if lineaged, ok := store.(Lineaged); ok && (err == nil || errors.Is(err, ErrNotFound)) {
-		if on, lookErr := lineaged.Lineage(ctx); lookErr != nil || on.Server != t.lookedAt().Server {
+	if err == nil || errors.Is(err, ErrNotFound) {
+		if on, lookErr := store.Lineage(ctx); lookErr != nil || on.Server != t.lookedAt().Server {
 			return fmt.Errorf("%w (%w)", ErrMoved, cmp.Or(lookErr, refusal))
 		}
 	}

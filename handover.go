@@ -32,6 +32,7 @@ func (l *Lease) release(ctx context.Context, term *Term, offerFor time.Duration)
 	}
 	term.end(ErrLost)
 	if term.local() {
+		l.traits.Alone.end(term)
 		return nil
 	}
 	for range 3 {

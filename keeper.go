@@ -31,7 +31,7 @@ type base struct {
 	cfg          CoordinatorConfig
 	caller       caller        // how this replica calls the lease
 	longestSleep time.Duration // of anything that depends on the trust in a term
-	single       bool          // there is no lease to lose
+	turns        *Turns        // which take the place of the lease; nil: there is a lease
 	monitor      monitor
 	health       health.Check
 	working      atomic.Pointer[Term] // nil unless its job runs and has not been told to return
@@ -95,18 +95,16 @@ func (b *base) offerFor(live bool) time.Duration {
 	return enough
 }
 
-// useStore makes sure, until done is called, that neither this process nor another one wrongly
-// believes that it is the only one to use the store.
-func (b *base) useStore(ctx context.Context) (done func(), err error) {
-	file, ok := b.lease.store.(interface {
-		use(context.Context) (func(), error)
-	})
-	for ok {
+// join makes sure, until leave is called, that neither this process nor another one wrongly believes
+// that it is the only one to use the store.
+func (b *base) join(ctx context.Context) (leave func(), err error) {
+	join := b.lease.traits.Join
+	for join != nil {
 		asking, cancel := context.WithTimeout(ctx, b.caller.timeout)
-		done, err := file.use(asking)
+		leave, err := join(asking)
 		cancel()
 		if err == nil || errors.Is(err, objects.ErrInUse) {
-			return done, err
+			return leave, err
 		}
 		b.monitor.logFailure("failed to use the store; retrying", err)
 		if !pace.Sleep(ctx, pace.Jitter(b.cfg.AcquireInterval)) {

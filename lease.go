@@ -23,6 +23,7 @@ import (
 // such an error the write may or may not have happened; the next call finds out.
 type Lease struct {
 	store  Store
+	traits Traits // of the store
 	cfg    LeaseConfig
 	memory sighting.Memory[orphan]
 }
@@ -45,16 +46,17 @@ func NewLease(store Store, cfg LeaseConfig) (*Lease, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tenure: new lease: %w", err)
 	}
-	if isNameless(store) {
+	traits := store.Traits()
+	if traits.Nameless {
 		if name != "" {
 			return nil, fmt.Errorf("tenure: new lease: %w: Name is %q, and the store keeps no names", errors.ErrUnsupported, name)
 		}
 		cfg.Name = ""
 	}
-	if isClockless(store) {
+	if traits.Clockless {
 		cfg.Expiry = Observed
 	}
-	return &Lease{store: store, cfg: cfg}, nil
+	return &Lease{store: store, traits: traits, cfg: cfg}, nil
 }
 
 // Config returns the config of the lease with its defaults filled in.
@@ -85,7 +87,11 @@ func (l *Lease) remove(ctx context.Context, version int64, on Lineage) error {
 	if notifier, ok := l.store.(Notifier); ok {
 		return notifier.DeleteAndWake(ctx, l.cfg.Key, version)
 	}
-	return l.store.DeleteIf(ctx, l.cfg.Key, version)
+	err := l.store.DeleteIf(ctx, l.cfg.Key, version) // and not that of a store which this one wraps
+	if err == nil || !objects.Answered(err) {
+		l.wake(ctx)
+	}
+	return err
 }
 
 // wake wakes all watches of the record. The record has just been written, perhaps in the moment
@@ -303,7 +309,7 @@ func (l *Lease) recognises(term *Term, known int64, r reading) bool {
 
 // lineage returns the lineage of the lease's store, or the zero Lineage if it has none.
 func (l *Lease) lineage(ctx context.Context) (Lineage, error) {
-	return LineageOf(ctx, l.store)
+	return l.store.Lineage(ctx)
 }
 
 // absentSettlesIn returns how long it is until the lease may be taken if there is no record: a failover may have

@@ -64,26 +64,81 @@ func (f *failover) keepsHolding(c *tenure.Coordinator, term *tenure.Term) {
 
 func TestAHolderWhoseAcquireAFailoverHasLostGoesOn(t *testing.T) {
 	for _, late := range []time.Duration{0, 3 * time.Second} {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFailover(t)
-			standby := f.primary.Fork()
-			a, _ := f.start(f.a, "a")
-			synctest.Wait()
-			require.True(t, a.IsHolder())
-			term := f.jobs.Term.Load()
-			b, _ := f.start(f.b, "b")
-			time.Sleep(time.Second)
-			f.b.Store(standby) // b comes first, and finds no record
-			time.Sleep(late)
-			f.a.Store(standby)
-			f.keepsHolding(a, term)
-			require.False(t, b.IsHolder())
-			obj, err := standby.Get(t.Context(), kit.LeaseKey)
-			require.NoError(t, err)
-			require.Equal(t, term.Record(), obj.Payload)
-			require.Greater(t, obj.Version, term.Token())
+		synctest.Test(t, func(t *testing.T) { goesOnWithoutItsAcquire(t, late, func(s tenure.Store) tenure.Store { return s }) })
+	}
+}
+
+func TestAWrapperOfAStoreKeepsTheRulesOfFailovers(t *testing.T) {
+	for name, wrap := range map[string]func(tenure.Store) tenure.Store{
+		"that hides everything": kit.Bare,
+		"that counts":           func(s tenure.Store) tenure.Store { return &counted{Store: s} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { goesOnWithoutItsAcquire(t, 3*time.Second, wrap) })
 		})
 	}
+}
+
+// counted is a store that counts its writes, as a program's wrapper for metrics does.
+type counted struct {
+	tenure.Store
+	puts, deletes int
+}
+
+func (c *counted) Unwrap() tenure.Store { return c.Store }
+
+func (c *counted) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	c.puts++
+	return c.Store.PutIf(ctx, obj, cond)
+}
+
+func (c *counted) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+	c.deletes++
+	return c.Store.DeleteIf(ctx, key, version)
+}
+
+func TestAWrapperThatCanBeUnwrappedDoesWhatItsStoreCan(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		store := &counted{Store: t.store}
+		t.store = store
+		a, b := t.start("a"), t.start("b")
+		other := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "other"}})
+		term := kit.MustAcquire(t, other)
+		fenced, err := tenure.Fence(store, term)
+		require.NoError(t, err)
+		_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.IfAbsent())
+		require.NoError(t, err)
+		for _, err := range tenure.List(t.Context(), store, "t") {
+			require.NoError(t, err)
+		}
+		require.True(t, tenure.Watch(store, kit.LeaseKey).Live())
+		a.stop()
+		time.Sleep(5 * time.Millisecond)
+		t.wantHolder(b)
+		require.Equal(t, 4, store.puts, "acquires, one of which was refused")
+		require.NoError(t, other.Release(t.Context(), term))
+		require.Equal(t, 2, store.deletes, "releases")
+	})
+}
+
+func goesOnWithoutItsAcquire(t *testing.T, late time.Duration, wrap func(tenure.Store) tenure.Store) {
+	f := newFailover(t)
+	standby := f.primary.Fork()
+	a, _ := f.start(wrap(f.a), "a")
+	synctest.Wait()
+	require.True(t, a.IsHolder())
+	term := f.jobs.Term.Load()
+	b, _ := f.start(wrap(f.b), "b")
+	time.Sleep(time.Second)
+	f.b.Store(standby) // b comes first, and finds no record
+	time.Sleep(late)
+	f.a.Store(standby)
+	f.keepsHolding(a, term)
+	require.False(t, b.IsHolder())
+	obj, err := standby.Get(t.Context(), kit.LeaseKey)
+	require.NoError(t, err)
+	require.Equal(t, term.Record(), obj.Payload)
+	require.Greater(t, obj.Version, term.Token())
 }
 
 func TestAHolderWhoseHandoverAFailoverHasLostGoesOn(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 // nameless is a store that keeps no names.
 type nameless struct{ *storetest.EventMem }
 
-func (nameless) Nameless() bool { return true }
+func (nameless) Traits() tenure.Traits { return tenure.Traits{Clockless: true, Nameless: true} }
 
 func (s nameless) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 	if err := obj.Validate(); err == nil && obj.Name != "" {

@@ -89,7 +89,7 @@ func (s *standby) try(ctx context.Context) (*Term, error) {
 		}
 	}
 	if err := s.ask(ctx, RoleStandby); err != nil {
-		if !s.single && (time.Since(s.lastLook) > s.lease.cfg.TTL || s.lease.memory.HasOrphans()) {
+		if s.turns == nil && (time.Since(s.lastLook) > s.lease.cfg.TTL || s.lease.memory.HasOrphans()) {
 			// Otherwise Status could show a holder that is gone, and an orphan of this
 			// replica could keep the others waiting.
 			s.lastLook = time.Now()
@@ -119,8 +119,8 @@ func (s *standby) try(ctx context.Context) (*Term, error) {
 }
 
 func (s *standby) acquire(ctx context.Context, likelyFree bool) (*Term, error) {
-	if s.single {
-		return newLocalTerm(s.lease.cfg.Key, s.lease.cfg.Holder, s.monitor.lastToken()), nil
+	if s.turns != nil {
+		return s.turns.begin(s.lease.cfg.Key, s.lease.cfg.Holder)
 	}
 	began := time.Now()
 	term, err := s.lease.acquire(ctx, s.caller, likelyFree, true)
@@ -184,7 +184,7 @@ func (s *standby) sees(holder *Holding) {
 	s.monitor.sawHolder(holder)
 	w := &s.wish
 	switch {
-	case s.cfg.Outranks == nil:
+	case s.cfg.Outranks == nil || s.turns != nil:
 	case holder == nil || holder.Term == "" || holder.isOffer() || holder.Holder == s.lease.cfg.Holder || !s.cfg.Outranks(*holder):
 		w.term = ""
 	case holder.Term != w.term:
@@ -265,7 +265,7 @@ func afterAttempt(err error, interval, ttl time.Duration, live, follows bool) wa
 // to this replica by name. A replica that rests until it is asked ignores an offer that it finds
 // at its first look. rest returns false once ctx is done.
 func (s *standby) rest(ctx context.Context, pause time.Duration) bool {
-	if s.single {
+	if s.turns != nil {
 		return pace.Sleep(ctx, pause)
 	}
 	end := time.Now().Add(pause)

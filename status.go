@@ -41,7 +41,7 @@ type Status struct {
 	TTL       time.Duration     `json:"-"`                   // the holder's; this replica's if no holder is known; 0 if there is no lease to lose
 
 	// All of these are 0 for a standby. All but Token and RenewalLatency are also 0 if there
-	// is no lease to lose: see [Exclusive].
+	// is no lease to lose: see [Traits].
 	Token          int64         `json:"token"`               // of the term
 	Witnessed      bool          `json:"witnessed,omitempty"` // see [Term.Witnessed]
 	TrustLeft      time.Duration `json:"-"`                   // in the term
@@ -169,8 +169,11 @@ func (c *Coordinator) status() Status {
 	switch {
 	case s.seen != nil:
 		status.Labels, status.TTL = maps.Clone(s.seen.Labels), s.seen.TTL
-		status.HeldSince, status.RenewedAt = s.seen.AcquiredAt, s.seenAt.Add(-max(0, s.seen.Age)).Round(0)
-		status.Stale = c.isStale(s)
+		status.HeldSince = s.seen.AcquiredAt
+		if c.turns == nil {
+			status.RenewedAt = s.seenAt.Add(-max(0, s.seen.Age)).Round(0)
+			status.Stale = c.isStale(s)
+		}
 	case s.held != nil && s.holder != "":
 		status.Labels = maps.Clone(c.lease.cfg.Labels)
 		status.HeldSince = s.held.AcquiredAt()
@@ -180,7 +183,7 @@ func (c *Coordinator) status() Status {
 			status.Stale = time.Since(s.held.lastAttempt().Mono) > c.lease.cfg.TTL+time.Second
 		}
 	}
-	if c.single {
+	if c.turns != nil {
 		status.TTL = 0
 	}
 	return status

@@ -102,7 +102,7 @@ type Object struct {
 
 	// Age is the time from the object's last write to the read, by the store's clock. It is
 	// never more than the time since the call that wrote the object began; it is negative if
-	// the stamp is ahead of the clock, and 0 if the store is [Clockless].
+	// the stamp is ahead of the clock, and 0 if the store is Clockless: see [Traits].
 	Age time.Duration
 }
 
@@ -169,9 +169,11 @@ func (c WriteCondition) String() string {
 
 // Store keeps objects and writes them by compare-and-swap.
 //
-// A store may also implement [Lister], [Fencer], [SQLStore], [Watcher], [Notifier], [Clockless],
-// [Nameless], [Lineaged] and [Exclusive]. A store for another database is a module of its own, with its
-// own constructor. Package storetest tests a store against this contract:
+// A store may also implement [Lister], [Fencer], [SQLStore], [Watcher] and [Notifier], which make it
+// faster or do more; no rule hangs on them. A wrapper that embeds a Store keeps every rule, because
+// Lineage and Traits belong to the interface. With a method Unwrap() Store it also keeps what the wrapped
+// store can do besides. A store for another database is a module of its own, with its own constructor.
+// Package storetest tests a store against this contract:
 //
 //   - A write is atomic, and durable when it returns nil. A failed condition changes nothing.
 //   - Versions never go back: the version of a write is greater than every version that any
@@ -179,7 +181,7 @@ func (c WriteCondition) String() string {
 //   - Of any number of concurrent writes with [IfAbsent], or with [IfVersion] of one
 //     version, exactly one succeeds.
 //   - Times and ages are the store's: no caller's clock is compared with another's. A
-//     [Clockless] store has no ages, and its times are for people to read.
+//     Clockless store has no ages, and its times are for people to read.
 //   - A write that fails with an error of this package ([ErrNotFound], [ErrExists], [ErrConflict],
 //     [ErrTaken], [ErrInvalid], [ErrSetup], [ErrLost]) has written nothing. After any other error it may
 //     or may not have written, but never in part. An error names the operation and the key, and keeps
@@ -200,6 +202,15 @@ type Store interface {
 	// DeleteIf deletes the object if it is at that version. Otherwise it returns
 	// [ErrNotFound] or [ErrConflict].
 	DeleteIf(ctx context.Context, key Key, version int64) error
+
+	// Lineage returns the store's current lineage. If the store has not been marked in this lineage,
+	// Lineage first marks it. It does I/O only at the first call, and after a read or a write has
+	// reached a different server. A store that can lose acknowledged writes in a failover or a
+	// restore, as [PostgresStore] can, must have lineages; any other one returns the zero Lineage.
+	Lineage(ctx context.Context) (Lineage, error)
+
+	// Traits says what the store lacks. It does no I/O, and always returns the same.
+	Traits() Traits
 }
 
 // Lister is implemented by stores that can enumerate objects: all stores of this module except
@@ -222,7 +233,7 @@ func List(ctx context.Context, store Store, objectType string) iter.Seq2[Object,
 			yield(Object{}, fmt.Errorf("tenure: list %s: %w: store is nil", objectType, ErrInvalid))
 			return
 		}
-		lister, ok := store.(Lister)
+		lister, ok := objects.As[Lister](store)
 		if !ok {
 			yield(Object{}, fmt.Errorf("tenure: list %s: %w: %T is not a Lister", objectType, errors.ErrUnsupported, store))
 			return
@@ -308,7 +319,7 @@ func followsChanges(s Subscription) bool {
 // Watch begins to watch an object in any store. If the store is not a [Watcher], the
 // subscription is never live.
 func Watch(store Store, key Key) Subscription {
-	if watcher, ok := store.(Watcher); ok {
+	if watcher, ok := objects.As[Watcher](store); ok {
 		return watcher.Watch(key)
 	}
 	return noHints{}
@@ -339,50 +350,33 @@ type Notifier interface {
 // Wake wakes all watches of an object, in any store. If the store is not a [Notifier], it does
 // nothing.
 func Wake(ctx context.Context, store Store, key Key) error {
-	if notifier, ok := store.(Notifier); ok {
+	if notifier, ok := objects.As[Notifier](store); ok {
 		return notifier.Wake(ctx, key)
 	}
 	return nil
 }
 
-// Clockless is implemented by stores that cannot tell how long ago an object was written.
-// Leases in such a store expire as with [Observed]. A store that wraps another passes on the
-// other's answer, so a store may implement Clockless and return false.
-type Clockless interface {
-	// Clockless reports whether the ages of this store's objects mean nothing. If so, they are
-	// 0, and CreatedAt and UpdatedAt may come from the clocks of the writing processes.
-	Clockless() bool
-}
+// Traits say what a store lacks, and who else can reach it. A store lacks nothing and is open to other
+// processes unless it says otherwise.
+type Traits struct {
+	// Clockless says that the ages of this store's objects mean nothing: they are 0, and CreatedAt
+	// and UpdatedAt may come from the clocks of the writing processes. Leases in such a store expire
+	// as with [Observed].
+	Clockless bool
 
-func isClockless(store Store) bool {
-	clockless, ok := store.(Clockless)
-	return ok && clockless.Clockless()
-}
+	// Nameless says that PutIf of an object with a name is [errors.ErrUnsupported]. Leases in such a
+	// store have no names.
+	Nameless bool
 
-// Nameless is implemented by stores that keep no unique names. Leases in such a store have no
-// names. A store that wraps another passes on the other's answer, so a store may implement
-// Nameless and return false.
-type Nameless interface {
-	// Nameless reports whether PutIf of an object with a name is [errors.ErrUnsupported].
-	Nameless() bool
-}
+	// Alone, unless it is nil, says that no other process can reach this store. A [Coordinator] then
+	// needs no lease: all coordinators of one key take turns, and there is neither a record nor a TTL.
+	// It is the same at each call.
+	Alone *Turns
 
-func isNameless(store Store) bool {
-	nameless, ok := store.(Nameless)
-	return ok && nameless.Nameless()
-}
-
-// Exclusive is implemented by stores that may belong to one replica alone.
-type Exclusive interface {
-	// SingleReplica reports whether no other process can reach this store, so that a
-	// [Coordinator] may run its job without a lease.
-	SingleReplica() bool
-}
-
-// isExclusive reports whether a store belongs to one replica alone.
-func isExclusive(store Store) bool {
-	exclusive, ok := store.(Exclusive)
-	return ok && exclusive.SingleReplica()
+	// Join, unless it is nil, is called before a coordinator competes, and leave when it no longer
+	// does. [SQLiteStore] finds out here whether another process uses the file in a way that makes
+	// one of the two unsafe, which ends [Coordinator.Run]. After any other error Join is called again.
+	Join func(ctx context.Context) (leave func(), err error)
 }
 
 // opError says which operation failed, on which key, and whether its context has ended: some
@@ -398,30 +392,12 @@ func opError(ctx context.Context, op string, key Key, err error) error {
 // write's condition names: see [WriteCondition.OnServer]. It is an [ErrConflict].
 var ErrMoved = objects.ErrMoved
 
-// Lineaged is implemented by stores that can lose acknowledged writes in a failover or a restore,
-// such as [PostgresStore]. Any other store must never lose an acknowledged write.
-type Lineaged interface {
-	// Lineage returns the store's current lineage: the history that one primary continues. If
-	// the store has not been marked in this lineage, Lineage first marks it. It does I/O only at
-	// the first call, and after a read or a write has reached a different server. The zero
-	// Lineage means that the store has none: a store that wraps another may have to return it.
-	Lineage(ctx context.Context) (Lineage, error)
-}
-
-// Lineage is a store's lineage, as it was last seen.
+// Lineage is a store's lineage, as it was last seen: the history that one primary continues.
 type Lineage struct {
 	Server string        // the server, and its start, for [WriteCondition.OnServer]
 	Mark   string        // different in each lineage
 	Age    time.Duration // how long ago the store was marked, by its clock
 	Seen   time.Duration // how long ago this process first saw the mark; as long as Age if nothing can have been lost
-}
-
-// LineageOf returns a store's lineage, or the zero Lineage if the store is not [Lineaged].
-func LineageOf(ctx context.Context, store Store) (Lineage, error) {
-	if lineaged, ok := store.(Lineaged); ok {
-		return lineaged.Lineage(ctx)
-	}
-	return Lineage{}, nil
 }
 
 // OnServer makes a write fail with [ErrMoved] on any server other than the given
@@ -435,7 +411,7 @@ func (c WriteCondition) OnServer(server string, least int64) WriteCondition {
 }
 
 // CheckServer returns [ErrMoved] if the condition names another server. It is for
-// implementations of [Lineaged].
+// stores that have lineages.
 func (c WriteCondition) CheckServer(server string) error {
 	if c.c.Server != "" && c.c.Server != server {
 		return ErrMoved

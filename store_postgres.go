@@ -191,7 +191,10 @@ func (s *PostgresStore) resume(ctx context.Context, key Key, term string, on obj
 	return objectOf(r), nil
 }
 
-// Lineage implements [Lineaged].
+// Traits implements [Store].
+func (s *PostgresStore) Traits() Traits { return Traits{} }
+
+// Lineage implements [Store].
 func (s *PostgresStore) Lineage(ctx context.Context) (Lineage, error) {
 	on, err := s.table.Lineage(ctx)
 	if err != nil {

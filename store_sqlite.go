@@ -18,9 +18,9 @@ import (
 type SQLiteConfig struct {
 	Table string // default "objects"
 
-	// Shared says that other processes, or other coordinators of this one, use the same
-	// database and compete for leases. Without it, the store's SingleReplica returns true, and
-	// while one process uses a file in this way, any other that competes on it gets an
+	// Shared says that other processes use the same database and compete for leases. Without it,
+	// this process has the database to itself: the coordinators of one key take turns without a
+	// lease, and while one process uses a file in this way, any other that competes on it gets an
 	// [ErrSetup]. The check locks a file beside the database, named after the database and the
 	// table, and works on Linux, macOS and the BSDs.
 	Shared bool
@@ -51,9 +51,9 @@ func (cfg *SQLiteConfig) complete() error {
 //
 // All methods are safe for concurrent use.
 type SQLiteStore struct {
-	table  *sqliteobjects.Table
-	shared bool
-	fence  *objects.Fence // that all writes pass; nil: they are not fenced
+	table *sqliteobjects.Table
+	alone *Turns         // nil: the store is Shared
+	fence *objects.Fence // that all writes pass; nil: they are not fenced
 }
 
 var _ interface {
@@ -62,7 +62,6 @@ var _ interface {
 	Fencer
 	Watcher
 	Notifier
-	Exclusive
 } = (*SQLiteStore)(nil)
 
 // NewSQLiteStore returns a store in the caller's database, which the caller has to close. Open
@@ -79,7 +78,15 @@ func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) (*SQLiteStore, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("tenure: new SQLite store: %w", err)
 	}
-	return &SQLiteStore{table: sqliteobjects.New(db, cfg.Table, cfg.Logger), shared: cfg.Shared}, nil
+	return newSQLiteStore(sqliteobjects.New(db, cfg.Table, cfg.Logger), cfg), nil
+}
+
+func newSQLiteStore(table *sqliteobjects.Table, cfg SQLiteConfig) *SQLiteStore {
+	store := &SQLiteStore{table: table}
+	if !cfg.Shared {
+		store.alone = turnsOf(table.DB(), cfg.Table)
+	}
+	return store
 }
 
 // OpenSQLite opens the file at path, which it creates if necessary, and returns a store in
@@ -106,7 +113,7 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 	if err != nil {
 		return nil, fmt.Errorf("tenure: open SQLite %s: %w", storeurl.Shown(path), err)
 	}
-	store := &SQLiteStore{table: table, shared: cfg.Shared}
+	store := newSQLiteStore(table, cfg)
 	if cfg.Shared { // then only processes that compete need to be refused, not those that only read
 		return store, nil
 	}
@@ -120,15 +127,22 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 // claim refuses a file that two programs use if one of them believes that it is alone. Programs
 // that share the file need a lease, and find any other error when they acquire that.
 func (s *SQLiteStore) claim(ctx context.Context) error {
-	err := s.table.Claim(ctx, s.shared)
-	if s.shared && !errors.Is(err, objects.ErrInUse) {
+	shared := s.alone == nil
+	err := s.table.Claim(ctx, shared)
+	if shared && !errors.Is(err, objects.ErrInUse) {
 		return nil
 	}
 	return err
 }
 
-// use claims the file for as long as a coordinator runs, whatever Close does meanwhile.
-func (s *SQLiteStore) use(ctx context.Context) (done func(), err error) {
+// Traits implements [Store].
+func (s *SQLiteStore) Traits() Traits { return Traits{Alone: s.alone, Join: s.join} }
+
+// Lineage implements [Store]. A SQLite database has no failovers.
+func (s *SQLiteStore) Lineage(context.Context) (Lineage, error) { return Lineage{}, nil }
+
+// join claims the file for as long as a coordinator runs, whatever Close does meanwhile.
+func (s *SQLiteStore) join(ctx context.Context) (leave func(), err error) {
 	if err := s.claim(ctx); err != nil {
 		return nil, err
 	}
@@ -161,10 +175,6 @@ func (s *SQLiteStore) Backend() objects.Backend { return s.table }
 
 // Close ends the subscriptions, and closes the database if [OpenSQLite] opened it.
 func (s *SQLiteStore) Close() error { return s.table.Close() }
-
-// SingleReplica implements [Exclusive]: it reports whether the store was configured without
-// Shared.
-func (s *SQLiteStore) SingleReplica() bool { return !s.shared }
 
 // Get implements [Store].
 func (s *SQLiteStore) Get(ctx context.Context, key Key) (Object, error) {
@@ -213,7 +223,7 @@ func (s *SQLiteStore) Fence(guard Guard) (Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &SQLiteStore{table: s.table, shared: s.shared, fence: fence}, nil
+	return &SQLiteStore{table: s.table, alone: s.alone, fence: fence}, nil
 }
 
 // Fenced runs fn in a transaction whose writes, to any tables of this database, commit only if

@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/tenurelib/tenure/internal/clock"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/record"
@@ -117,12 +115,6 @@ func newTrust(attempt clock.Reading, d time.Duration) *trust {
 	return &trust{deadline: attempt.Add(d)}
 }
 
-// newLocalTerm makes the term of a coordinator that has no lease to lose.
-func newLocalTerm(key Key, holder string, lastToken int64) *Term {
-	now := time.Now()
-	return &Term{key: key, id: uuid.NewString(), holder: holder, token: max(lastToken+1, now.UnixMicro()), acquiredAt: now}
-}
-
 // local reports whether there is no lease to lose.
 func (t *Term) local() bool { return t.payload == nil }
 
@@ -139,7 +131,7 @@ func (t *Term) Key() Key { return t.must("Key").key }
 
 // Record returns the payload of the lease's object, which a [Fencer] compares. The bytes stay
 // the same for the whole term, and are unique to it. The caller must not change them. It is nil
-// if there is no lease to lose: see [Exclusive].
+// if there is no lease to lose: see [Traits].
 func (t *Term) Record() []byte { return t.must("Record").payload }
 
 // ID returns the term's UUID.

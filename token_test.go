@@ -1,7 +1,6 @@
 package tenure_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -51,19 +50,7 @@ func TestTokensIncreaseOverCrashRestartAndRestoreOfTheDatabase(t *testing.T) {
 }
 
 // restorable is a store that a test can replace with another, as restoring a dump does.
-type restorable struct{ atomic.Pointer[storetest.Mem] }
-
-func (r *restorable) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
-	return r.Load().Get(ctx, key)
-}
-
-func (r *restorable) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
-	return r.Load().PutIf(ctx, obj, cond)
-}
-
-func (r *restorable) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
-	return r.Load().DeleteIf(ctx, key, version)
-}
+type restorable struct{ kit.Movable }
 
 // restore replaces the store with a restored one whose tombstones are lost. That can repeat a
 // token only if the clock is behind as well.

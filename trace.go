@@ -417,12 +417,6 @@ func (m *monitor) termEnded() {
 	m.traceHolder()
 }
 
-func (m *monitor) lastToken() int64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.state.token
-}
-
 // ran notes that a run of the job has begun or ended, with the text of its error.
 func (m *monitor) ran(r JobRun, text string) {
 	m.update(func(s *state) { s.ran(&r, text) })

@@ -49,10 +49,6 @@ type withTable struct {
 	table objects.ClaimsTable
 }
 
-func (d withTable) Lineage(ctx context.Context) (tenure.Lineage, error) {
-	return tenure.LineageOf(ctx, d.database)
-}
-
 func (d withTable) Backend() objects.Backend { return claimsAndRows{d.table, d.database.Backend()} }
 
 type claimsAndRows struct {

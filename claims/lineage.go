@@ -68,7 +68,7 @@ type longestIn struct {
 func (s *settling) on(ctx context.Context) (context.Context, error) {
 	looking, cancel := context.WithTimeout(ctx, s.limit)
 	defer cancel()
-	on, err := tenure.LineageOf(looking, s.store)
+	on, err := s.store.Lineage(looking)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func (s *settling) in(on tenure.Lineage, ttl time.Duration) time.Duration {
 
 // list looks for the longest TTL of a session.
 func (s *settling) list(ctx context.Context, on tenure.Lineage) error {
-	lister, ok := s.store.(tenure.Lister)
+	lister, ok := objects.As[tenure.Lister](s.store)
 	if !ok || on.Mark == "" {
 		return nil
 	}
@@ -172,7 +172,7 @@ func (s *Session) compareAll(ctx context.Context, t *term, on objects.Lineage) e
 // server. onCompared returns false until the claims have been compared in the store's present lineage: a claim
 // that looks lost may still be written again.
 func (s *Session) onCompared(t *term) (context.Context, bool) {
-	on, err := tenure.LineageOf(t.ctx, s.store)
+	on, err := s.store.Lineage(t.ctx)
 	if err != nil {
 		return nil, false
 	}

@@ -70,7 +70,6 @@ var (
 	_ tenure.Watcher      = (*memDB)(nil)
 	_ tenure.Notifier     = (*memDB)(nil)
 	_ tenure.Lister       = (*memDB)(nil)
-	_ tenure.Lineaged     = (*memDB)(nil)
 )
 
 var errRestored = errors.New("terminating connection: the tables are being restored")
@@ -199,6 +198,8 @@ func (d *memDB) server() string {
 	on, _ := d.records.Lineage(context.Background())
 	return on.Server
 }
+
+func (d *memDB) Traits() tenure.Traits { return tenure.Traits{} }
 
 func (d *memDB) Lineage(ctx context.Context) (tenure.Lineage, error) {
 	d.mu.Lock()

@@ -33,7 +33,7 @@ func backendOf(store tenure.Store) (objects.Backend, error) {
 	if objects.IsNil(store) {
 		return nil, fmt.Errorf("%w: store is nil", tenure.ErrInvalid)
 	}
-	if s, ok := store.(backend); ok {
+	if s, ok := objects.As[backend](store); ok {
 		if b := s.Backend(); b != nil {
 			return b, nil
 		}

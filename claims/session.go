@@ -221,7 +221,7 @@ func (s *Session) begin(ctx context.Context) (*term, error) {
 	if t.Term, err = t.lease.TryAcquire(witnessed.Own(ctx)); err != nil {
 		return nil, err
 	}
-	on, err := tenure.LineageOf(ctx, s.store) // which TryAcquire has just read
+	on, err := s.store.Lineage(ctx) // which TryAcquire has just read
 	if err != nil {
 		return nil, errors.Join(err, t.lease.Release(ctx, t.Term))
 	}

@@ -77,7 +77,6 @@ type life struct {
 type hintless struct {
 	tenure.Store
 	tenure.Lister
-	tenure.Lineaged
 	backend
 }
 
@@ -138,7 +137,7 @@ func (h *host) start() {
 	faulty := storetest.Faulty(l.db, l.call)
 	var store tenure.Store = faulty
 	if !h.a.wakes {
-		store = hintless{faulty, faulty, faulty, faulty}
+		store = hintless{faulty, faulty, faulty}
 	}
 	cfg := claims.SessionConfig{TTL: h.ttl, Holder: l.name, Expiry: h.a.expiry, Logger: h.a.line.Logger(l.name)}
 	if h.a.drains {

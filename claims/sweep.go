@@ -319,7 +319,7 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 	if len(h.Unconfirmed) > 0 { // no session writes such a record, so one look per TTL is enough
 		in = max(in, s.cfg.TTL)
 	}
-	on, err := tenure.LineageOf(ctx, s.store)
+	on, err := s.store.Lineage(ctx)
 	if err != nil {
 		w.logFailure(ctx, "failed to look at the lineage of the database; retrying", err)
 		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0)))
@@ -362,7 +362,7 @@ func (w *sweeper) canExpire(at time.Time) {
 func (w *sweeper) collect(ctx context.Context) {
 	const some = 100
 	own := w.s.ID()
-	lister, ok := w.s.store.(tenure.Lister)
+	lister, ok := objects.As[tenure.Lister](w.s.store)
 	if !ok {
 		return
 	}

@@ -30,8 +30,7 @@ type Config struct {
 }
 
 // Store keeps objects in etcd. It implements [tenure.Store], [tenure.Lister],
-// [tenure.Fencer], [tenure.Watcher] and [tenure.Clockless]. All methods are safe for
-// concurrent use.
+// [tenure.Fencer] and [tenure.Watcher]. All methods are safe for concurrent use.
 type Store struct {
 	*shared
 	term *tenure.Term // whose fence the writes have to pass; nil: none
@@ -323,9 +322,12 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Clockless returns true: etcd does not say how long ago a key was written. CreatedAt and UpdatedAt
-// come from the writers' clocks.
-func (s *Store) Clockless() bool { return true }
+// Traits says that the store is Clockless: etcd does not say how long ago a key was written. CreatedAt
+// and UpdatedAt come from the writers' clocks.
+func (s *Store) Traits() tenure.Traits { return tenure.Traits{Clockless: true} }
+
+// Lineage returns the zero Lineage: etcd does not lose what it has acknowledged.
+func (s *Store) Lineage(context.Context) (tenure.Lineage, error) { return tenure.Lineage{}, nil }
 
 const requestTimeout = 5 * time.Second
 

@@ -42,9 +42,8 @@ type Config struct {
 	Logger *slog.Logger // default slog.Default()
 }
 
-// Store stores objects as Leases. It implements [tenure.Store], [tenure.Lister],
-// [tenure.Watcher], [tenure.Clockless] and [tenure.Nameless]. All methods are safe for concurrent
-// use.
+// Store stores objects as Leases. It implements [tenure.Store], [tenure.Lister] and [tenure.Watcher].
+// All methods are safe for concurrent use.
 type Store struct {
 	client  *client
 	cfg     Config
@@ -94,12 +93,13 @@ func New(cfg Config) (*Store, error) {
 // String names the namespace and the API server.
 func (s *Store) String() string { return "namespace " + s.cfg.Namespace + " at " + s.client.url }
 
-// Clockless returns true: clients cannot read the API server's clock. CreatedAt and UpdatedAt are
-// times of the writers' clocks.
-func (s *Store) Clockless() bool { return true }
+// Traits says that the store is Clockless, because clients cannot read the API server's clock
+// (CreatedAt and UpdatedAt are times of the writers' clocks), and Nameless, because only the name of
+// a Lease is unique, and it is derived from the key.
+func (s *Store) Traits() tenure.Traits { return tenure.Traits{Clockless: true, Nameless: true} }
 
-// Nameless returns true: only the name of a Lease is unique, and it is derived from the key.
-func (s *Store) Nameless() bool { return true }
+// Lineage returns the zero Lineage: the API server does not lose what it has acknowledged.
+func (s *Store) Lineage(context.Context) (tenure.Lineage, error) { return tenure.Lineage{}, nil }
 
 // Close ends the store's subscriptions, and later calls of other methods fail. It does not close
 // Config.Client.

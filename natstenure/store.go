@@ -46,8 +46,7 @@ type Config struct {
 }
 
 // Store keeps objects in a stream of NATS JetStream. It implements [tenure.Store],
-// [tenure.Lister], [tenure.Fencer], [tenure.Watcher] and [tenure.Clockless]. All methods are
-// safe for concurrent use.
+// [tenure.Lister], [tenure.Fencer] and [tenure.Watcher]. All methods are safe for concurrent use.
 type Store struct {
 	*shared
 	term     *tenure.Term // whose fence the writes have to pass; nil: none
@@ -149,9 +148,12 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Clockless returns true: the server stamps messages, but does not say how long ago that was.
-// CreatedAt and UpdatedAt come from the writers' clocks.
-func (s *Store) Clockless() bool { return true }
+// Traits says that the store is Clockless: the server stamps messages, but does not say how long ago
+// that was. CreatedAt and UpdatedAt come from the writers' clocks.
+func (s *Store) Traits() tenure.Traits { return tenure.Traits{Clockless: true} }
+
+// Lineage returns the zero Lineage: a stream does not lose what it has acknowledged.
+func (s *Store) Lineage(context.Context) (tenure.Lineage, error) { return tenure.Lineage{}, nil }
 
 // limited gives a context without a deadline the time limit of the JetStream client.
 func (s *Store) limited(ctx context.Context) (context.Context, context.CancelFunc) {

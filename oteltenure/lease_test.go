@@ -502,6 +502,8 @@ func (m *moving) DeleteIf(ctx context.Context, key tenure.Key, version int64) er
 
 func (m *moving) Lineage(ctx context.Context) (tenure.Lineage, error) { return m.Load().Lineage(ctx) }
 
+func (m *moving) Traits() tenure.Traits { return m.Load().Traits() }
+
 func TestAFailoverOverWhichTheTermGoesOnIsCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := storetest.NewMem()

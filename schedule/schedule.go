@@ -208,7 +208,7 @@ func (s *Schedule) restore(ctx context.Context, store tenure.Store, r record, la
 		r.State = last.State
 		return s.write(ctx, store, r)
 	}
-	on, err := tenure.LineageOf(ctx, s.cfg.Store)
+	on, err := s.cfg.Store.Lineage(ctx)
 	if err != nil || on.Mark == last.lineage {
 		return r, err
 	}
@@ -242,7 +242,7 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 	case due.IsZero():
 		return wait, nil
 	}
-	on, err := tenure.LineageOf(ctx, s.cfg.Store)
+	on, err := s.cfg.Store.Lineage(ctx)
 	if err != nil {
 		return 0, err
 	}

@@ -39,7 +39,7 @@ type broken struct {
 	unnamed bool
 }
 
-func (b *broken) Nameless() bool { return b.unnamed }
+func (b *broken) Traits() tenure.Traits { return tenure.Traits{Nameless: b.unnamed} }
 
 func (b *broken) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
 	return b.get(ctx, key)
@@ -280,7 +280,7 @@ func ignoreContext(b *broken) {
 	}
 }
 
-// withLineages makes the Mem a Lineaged store whose writes go through falsify; plain is the condition without
+// withLineages gives the Mem lineages, and passes its writes through falsify; plain is the condition without
 // a server.
 func withLineages(b *broken, falsify func(obj tenure.Object, cond, plain tenure.WriteCondition) (tenure.Object, error)) {
 	b.Lineages = true

@@ -10,7 +10,7 @@ import (
 )
 
 // EventMem is an in-memory store of the kind that has no clock and on which every change is
-// an event: a [tenure.Store], [tenure.Lister], [tenure.Fencer], [tenure.Clockless] and
+// an event: a [tenure.Store], [tenure.Lister], [tenure.Fencer] and
 // [tenure.Watcher], whose subscriptions are each a [tenure.ChangeSubscription]. Create one with
 // [NewEventMem]. It never blocks, so it works in a bubble of testing/synctest. All methods are
 // safe for concurrent use.
@@ -72,8 +72,11 @@ func (m *EventMem) changed(obj tenure.Object, deleted bool) {
 	}
 }
 
-// Clockless returns true.
-func (m *EventMem) Clockless() bool { return true }
+// Traits says that the store is Clockless.
+func (m *EventMem) Traits() tenure.Traits { return tenure.Traits{Clockless: true} }
+
+// Lineage returns the zero Lineage.
+func (m *EventMem) Lineage(context.Context) (tenure.Lineage, error) { return tenure.Lineage{}, nil }
 
 // Get returns a copy of the object, or [tenure.ErrNotFound].
 func (m *EventMem) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {

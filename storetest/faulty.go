@@ -8,7 +8,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/wake"
 )
 
 // Call is one call of a store's method, as a [Hook] sees it.
@@ -94,13 +93,17 @@ func (f *FaultyStore) DeleteIf(ctx context.Context, key tenure.Key, version int6
 	return f.delete(ctx, key, version, f.store.DeleteIf)
 }
 
-// DeleteAndWake is the store's DeleteAndWake, or its DeleteIf if the store is not a
-// [tenure.Notifier].
+// DeleteAndWake is the store's DeleteAndWake, or its DeleteIf and [tenure.Wake] if the store itself is
+// not a [tenure.Notifier].
 func (f *FaultyStore) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
 	if notifier, ok := f.store.(tenure.Notifier); ok {
 		return f.delete(ctx, key, version, notifier.DeleteAndWake)
 	}
-	return f.DeleteIf(ctx, key, version)
+	err := f.DeleteIf(ctx, key, version)
+	if err == nil {
+		err = tenure.Wake(ctx, f.store, key)
+	}
+	return err
 }
 
 func (f *FaultyStore) delete(ctx context.Context, key tenure.Key, version int64, send func(context.Context, tenure.Key, int64) error) error {
@@ -110,18 +113,12 @@ func (f *FaultyStore) delete(ctx context.Context, key tenure.Key, version int64,
 	return err
 }
 
-// Watch is the store's Watch and bypasses the hook. If the store is not a
-// [tenure.Watcher], the subscription is never live.
-func (f *FaultyStore) Watch(key tenure.Key) tenure.Subscription {
-	if watcher, ok := f.store.(tenure.Watcher); ok {
-		return watcher.Watch(key)
-	}
-	return wake.NewHub[tenure.Key](false).Watch(key)
-}
+// Watch is [tenure.Watch] of the store, and bypasses the hook.
+func (f *FaultyStore) Watch(key tenure.Key) tenure.Subscription { return tenure.Watch(f.store, key) }
 
 // Wake is the store's Wake. It does nothing if the store is not a [tenure.Notifier].
 func (f *FaultyStore) Wake(ctx context.Context, key tenure.Key) error {
-	notifier, ok := f.store.(tenure.Notifier)
+	notifier, ok := objects.As[tenure.Notifier](f.store)
 	if !ok {
 		return nil
 	}
@@ -133,7 +130,7 @@ func (f *FaultyStore) Wake(ctx context.Context, key tenure.Key) error {
 
 // List is the store's List. It returns [errors.ErrUnsupported] if the store has none.
 func (f *FaultyStore) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
-	lister, ok := f.store.(tenure.Lister)
+	lister, ok := objects.As[tenure.Lister](f.store)
 	if !ok {
 		return nil, fmt.Errorf("storetest: list %s: %T: %w", objectType, f.store, errors.ErrUnsupported)
 	}
@@ -152,24 +149,13 @@ func (f *FaultyStore) Fence(guard tenure.Guard) (tenure.Store, error) {
 	return &FaultyStore{store: fenced, hook: f.hook}, nil
 }
 
-// Lineage is the store's Lineage and bypasses the hook, because most of its calls do no I/O. It
-// returns the zero Lineage if the store is not [tenure.Lineaged].
+// Lineage is the store's Lineage and bypasses the hook, because most of its calls do no I/O.
 func (f *FaultyStore) Lineage(ctx context.Context) (tenure.Lineage, error) {
-	return tenure.LineageOf(ctx, f.store)
+	return f.store.Lineage(ctx)
 }
 
-// SingleReplica is the store's SingleReplica, or false if the store is not a
-// [tenure.Exclusive].
-func (f *FaultyStore) SingleReplica() bool {
-	exclusive, ok := f.store.(tenure.Exclusive)
-	return ok && exclusive.SingleReplica()
-}
-
-// Clockless is the store's Clockless, or false if the store is not a [tenure.Clockless].
-func (f *FaultyStore) Clockless() bool { return isClockless(f.store) }
-
-// Nameless is the store's Nameless, or false if the store is not a [tenure.Nameless].
-func (f *FaultyStore) Nameless() bool { return isNameless(f.store) }
+// Traits are the store's.
+func (f *FaultyStore) Traits() tenure.Traits { return f.store.Traits() }
 
 // through passes a call through the hook.
 func through[T any](ctx context.Context, f *FaultyStore, call Call, send func(context.Context) (T, error)) (T, error) {

@@ -16,7 +16,7 @@ import (
 // Backend is the store's Backend, behind the same hook, for package claims. It is nil if the store
 // has none.
 func (f *FaultyStore) Backend() objects.Backend {
-	store, ok := f.store.(interface{ Backend() objects.Backend })
+	store, ok := objects.As[interface{ Backend() objects.Backend }](f.store)
 	if !ok {
 		return nil
 	}

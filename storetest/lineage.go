@@ -20,7 +20,7 @@ type lineage struct {
 
 func firstLineage() lineage { return lineage{server: rand.Text(), mark: rand.Text()} }
 
-// Lineage implements [tenure.Lineaged]. It returns the zero Lineage unless the field Lineages is set.
+// Lineage returns the zero Lineage unless the field Lineages is set.
 func (m *Mem) Lineage(ctx context.Context) (tenure.Lineage, error) {
 	if !m.Lineages {
 		return tenure.Lineage{}, nil
@@ -49,7 +49,7 @@ func (m *Mem) Fork() *Mem {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	forked := &memory{objects: maps.Clone(m.objects), version: m.version, watches: wake.NewHub[tenure.Key](true), lineage: lineage{server: rand.Text()}}
-	return &Mem{Now: m.Now, Single: m.Single, Lineages: true, memory: forked}
+	return &Mem{Now: m.Now, Lineages: true, memory: forked}
 }
 
 // Restart makes later calls reach a different server, in the same lineage.

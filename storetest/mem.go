@@ -25,9 +25,6 @@ type Mem struct {
 	// means time.Now. Set it before the first use.
 	Now func() time.Time
 
-	// Single is what SingleReplica returns. Set it before the first use.
-	Single bool
-
 	// Lineages gives the store lineages, so that a move to a [Mem.Fork] can lose writes. Set it
 	// before the first use.
 	Lineages bool
@@ -56,8 +53,8 @@ func NewMem() *Mem {
 	return &Mem{memory: &memory{objects: make(map[tenure.Key]tenure.Object), watches: wake.NewHub[tenure.Key](true), lineage: firstLineage()}}
 }
 
-// SingleReplica returns the field Single.
-func (m *Mem) SingleReplica() bool { return m.Single }
+// Traits returns the zero Traits.
+func (m *Mem) Traits() tenure.Traits { return tenure.Traits{} }
 
 // Get returns a copy of the object, or [tenure.ErrNotFound].
 func (m *Mem) Get(ctx context.Context, key tenure.Key) (obj tenure.Object, err error) {
@@ -164,7 +161,7 @@ func (m *Mem) Fence(guard tenure.Guard) (tenure.Store, error) {
 	if term == nil {
 		return m, nil
 	}
-	return &Mem{Now: m.Now, Single: m.Single, Lineages: m.Lineages, memory: m.memory, term: term}, nil
+	return &Mem{Now: m.Now, Lineages: m.Lineages, memory: m.memory, term: term}, nil
 }
 
 // checkTerm returns [tenure.ErrLost] if the writes are fenced by a term whose record is no

@@ -76,16 +76,6 @@ func TestMemWorksInVirtualTime(t *testing.T) {
 	})
 }
 
-func TestMemsSingleReplicaReturnsItsField(t *testing.T) {
-	for _, want := range []bool{false, true} {
-		store := storetest.NewMem()
-		store.Single = want
-		if got := store.SingleReplica(); got != want {
-			t.Errorf("SingleReplica: got %t, want %t", got, want)
-		}
-	}
-}
-
 func create(t *testing.T, store tenure.Store) tenure.Object {
 	t.Helper()
 	obj, err := store.PutIf(t.Context(), tenure.Object{Key: key}, tenure.IfAbsent())

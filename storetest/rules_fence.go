@@ -48,25 +48,13 @@ func fenced(t *testing.T, store *watched, term *tenure.Term) *watched {
 	return watch(t, fenced)
 }
 
-func isExclusive(store tenure.Store) bool {
-	exclusive, ok := store.(tenure.Exclusive)
-	return ok && exclusive.SingleReplica()
-}
-
-func isClockless(store tenure.Store) bool {
-	clockless, ok := store.(tenure.Clockless)
-	return ok && clockless.Clockless()
-}
-
 func fenceLetsTermThrough(t *testing.T, store *watched) {
 	lease := fencing(t, store, "holder")
 	term := begin(t, lease)
 	f := fenced(t, store, term)
-	if got, want := isExclusive(f.Store), isExclusive(store.Store); got != want {
-		t.Errorf("SingleReplica of the fenced store: got %v, want %v", got, want)
-	}
-	if got, want := isClockless(f.Store), isClockless(store.Store); got != want {
-		t.Errorf("Clockless of the fenced store: got %v, want %v", got, want)
+	got, want := f.Traits(), store.Traits()
+	if got.Clockless != want.Clockless || got.Nameless != want.Nameless || got.Alone != want.Alone || (got.Join == nil) != (want.Join == nil) {
+		t.Errorf("Traits of the fenced store: got %+v, want %+v", got, want)
 	}
 	for i := range 3 {
 		obj := put(t, f, numbered("a", i), tenure.IfAbsent())

@@ -7,7 +7,7 @@ import (
 )
 
 func writeElsewhereIsRefused(t *testing.T, store *watched) {
-	on, err := tenure.LineageOf(t.Context(), store.Store)
+	on, err := store.Lineage(t.Context())
 	if err != nil {
 		t.Fatalf("Lineage: %v", err)
 	}
@@ -17,7 +17,7 @@ func writeElsewhereIsRefused(t *testing.T, store *watched) {
 	if on.Server == "" || on.Mark == "" || on.Age < 0 {
 		t.Errorf("Lineage returned %+v: Server and Mark must be set", on)
 	}
-	if again, err := tenure.LineageOf(t.Context(), store.Store); err != nil || again.Server != on.Server || again.Mark != on.Mark || again.Age < on.Age {
+	if again, err := store.Lineage(t.Context()); err != nil || again.Server != on.Server || again.Mark != on.Mark || again.Age < on.Age {
 		t.Errorf("Lineage returned %+v and then %+v, %v", on, again, err)
 	}
 	elsewhere := on.Server + "1"

@@ -7,22 +7,17 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-func isNameless(store tenure.Store) bool {
-	nameless, ok := store.(tenure.Nameless)
-	return ok && nameless.Nameless()
-}
-
 // needsNames skips the test if the store keeps no names.
 func needsNames(t *testing.T, store *watched) {
 	t.Helper()
-	if isNameless(store.Store) {
+	if store.Traits().Nameless {
 		t.Skipf("%T is Nameless", store.Store)
 	}
 }
 
 func namesAreRefused(t *testing.T, store *watched) {
-	if !isNameless(store.Store) {
-		t.Skipf("%T is not a tenure.Nameless", store.Store)
+	if !store.Traits().Nameless {
+		t.Skipf("%T keeps names", store.Store)
 	}
 	a := put(t, store, named(widget("a"), ""), tenure.IfAbsent())
 	for _, obj := range []tenure.Object{named(a.Key, "name"), named(widget("b"), "name")} {

@@ -61,7 +61,7 @@ func versionsAndTimesAreTheStores(t *testing.T, store *watched) {
 
 func ageCountsFromTheLastWrite(t *testing.T, store *watched) {
 	const resolution = 2 * time.Millisecond
-	if isClockless(store.Store) {
+	if store.Traits().Clockless {
 		written := put(t, store, numbered("a", 0), tenure.IfAbsent())
 		time.Sleep(3 * time.Millisecond) // so that it has an age
 		if got := get(t, store, written.Key).Age; written.Age != 0 || got != 0 {

@@ -12,10 +12,9 @@ import (
 // Run tests that a store keeps the contract of [tenure.Store]. Each rule of the
 // contract is a subtest, which explains the rule and its purpose when it fails.
 // newStore returns an empty store for one subtest, and releases its resources
-// with [testing.T.Cleanup]. The rules of [tenure.Lister], [tenure.Fencer], [tenure.Lineaged],
-// [tenure.Watcher] and [tenure.Notifier] are skipped if the store does not implement
-// them, those about names if it is [tenure.Nameless], and those about hints if a watch does not
-// become live. A store that
+// with [testing.T.Cleanup]. The rules of [tenure.Lister], [tenure.Fencer], [tenure.Watcher] and
+// [tenure.Notifier] are skipped if the store does not implement them, those about lineages if it has
+// none, those about names if it is Nameless, and those about hints if a watch does not become live. A store that
 // is only a Watcher must have a [tenure.ChangeSubscription] for each key: on it, DeleteIf
 // wakes as DeleteAndWake does elsewhere.
 //
@@ -153,7 +152,7 @@ func Run(t *testing.T, newStore func(t *testing.T) tenure.Store) {
 			fenceIsAtomic},
 
 		{"a write for another server is refused",
-			"The Lineage of a Lineaged store names the server and has a mark. A write whose condition names another server returns ErrMoved and changes nothing; one that names this server gets a version above the least that it asks for. The mark stays the same.",
+			"A store's Lineage, unless it is zero, names the server and has a mark. A write whose condition names another server returns ErrMoved and changes nothing; one that names this server gets a version above the least that it asks for. The mark stays the same.",
 			writeElsewhereIsRefused},
 
 		{"DeleteAndWake deletes as DeleteIf does",

@@ -41,7 +41,7 @@ func watch(t *testing.T, store tenure.Store) *watched {
 
 // nameOr returns the name, or none for a store without names.
 func (w *watched) nameOr(name string) string {
-	if isNameless(w.Store) {
+	if w.Traits().Nameless {
 		return ""
 	}
 	return name

@@ -227,7 +227,7 @@ func awaitRenewal(t *testing.T, store database) {
 		if held && last == 0 {
 			last = h.Version
 		}
-		return held && h.Version > last && (isClockless(store) || h.Age > 10*time.Millisecond && h.Age < 300*time.Millisecond)
+		return held && h.Version > last && (store.Traits().Clockless || h.Age > 10*time.Millisecond && h.Age < 300*time.Millisecond)
 	})
 }
 

@@ -193,13 +193,7 @@ func readLease(ctx context.Context, store tenure.Store, key tenure.Key) (leaseVi
 	if err != nil {
 		return leaseView{}, err
 	}
-	return newLeaseView(holding, isClockless(store)), nil
-}
-
-// isClockless reports whether the store can't tell ages.
-func isClockless(store tenure.Store) bool {
-	s, ok := store.(tenure.Clockless)
-	return ok && s.Clockless()
+	return newLeaseView(holding, store.Traits().Clockless), nil
 }
 
 func newLeaseView(h tenure.Holding, clockless bool) leaseView {
@@ -240,7 +234,7 @@ func newLeaseView(h tenure.Holding, clockless bool) leaseView {
 
 // viewOf returns the view of a lease whose object has been read.
 func viewOf(ctx context.Context, store tenure.Store, obj tenure.Object) (leaseView, error) {
-	return readLease(ctx, oneObject{obj: obj, clockless: isClockless(store)}, obj.Key)
+	return readLease(ctx, oneObject{obj: obj, clockless: store.Traits().Clockless}, obj.Key)
 }
 
 // oneObject is a read-only store of one object.
@@ -250,7 +244,7 @@ type oneObject struct {
 	clockless bool
 }
 
-func (s oneObject) Clockless() bool { return s.clockless }
+func (s oneObject) Traits() tenure.Traits { return tenure.Traits{Clockless: s.clockless} }
 
 func (s oneObject) Get(context.Context, tenure.Key) (tenure.Object, error) { return s.obj, nil }
 

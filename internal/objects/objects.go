@@ -274,3 +274,19 @@ func IsNil(v any) bool {
 	}
 	return false
 }
+
+// As returns the store as a T, or the first of the stores that it wraps which is one.
+func As[T, Store any](store Store) (T, bool) {
+	for !IsNil(store) {
+		if able, ok := any(store).(T); ok {
+			return able, true
+		}
+		wrapper, ok := any(store).(interface{ Unwrap() Store })
+		if !ok {
+			break
+		}
+		store = wrapper.Unwrap()
+	}
+	var none T
+	return none, false
+}

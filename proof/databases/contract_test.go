@@ -206,8 +206,7 @@ func TestAStoreIsOpenedByItsURL(t *testing.T) {
 		require.NoError(t, store.Migrate(t.Context()))
 		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
 		kit.MustAcquire(t, lease)
-		exclusive, _ := store.(tenure.Exclusive)
-		require.False(t, exclusive != nil && exclusive.SingleReplica(), "as if it were alone")
+		require.Nil(t, store.Traits().Alone)
 	}
 	for url, want := range map[string]error{"mysql://u:sEcrEt@h": tenure.ErrInvalid, "sqlite::memory:": tenure.ErrInvalid, "": tenure.ErrInvalid, "nats//h": tenure.ErrInvalid, "postgres.//h/db": tenure.ErrInvalid, filepath.Join(path, "none"): tenure.ErrSetup} {
 		store, err := tenure.Open(t.Context(), url)

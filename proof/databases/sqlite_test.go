@@ -65,8 +65,8 @@ func TestAVersionIsDrawnAfterTheWaitForTheWriteLock(t *testing.T) {
 func TestOnlyASharedSQLiteStoreHasMoreThanOneReplica(t *testing.T) {
 	for shared, want := range map[bool]bool{false: true, true: false} {
 		store := kit.Must(tenure.NewSQLiteStore(kit.OpenSQL(t, "sqlite", ":memory:"), tenure.SQLiteConfig{Shared: shared}))
-		if got := store.SingleReplica(); got != want {
-			t.Errorf("shared %v: got SingleReplica %v", shared, got)
+		if got := store.Traits().Alone != nil; got != want {
+			t.Errorf("shared %v: got alone %v", shared, got)
 		}
 	}
 }

@@ -184,11 +184,10 @@ type recorder struct {
 	versions     map[tenure.WriteCondition]int64 // the versions that conditions match
 }
 
-func (r *recorder) Clockless() bool { return true }
-
-func (r *recorder) Nameless() bool {
-	nameless, ok := r.Store.(tenure.Nameless)
-	return ok && nameless.Nameless()
+func (r *recorder) Traits() tenure.Traits {
+	traits := r.Store.Traits()
+	traits.Clockless = true
+	return traits
 }
 
 func (r *recorder) note(key tenure.Key, sent time.Duration, call HistoryCall) {

@@ -31,3 +31,5 @@ func (m *Movable) DeleteIf(ctx context.Context, key tenure.Key, version int64) e
 }
 
 func (m *Movable) Lineage(ctx context.Context) (tenure.Lineage, error) { return m.Load().Lineage(ctx) }
+
+func (m *Movable) Traits() tenure.Traits { return m.Load().Traits() }

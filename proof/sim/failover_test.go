@@ -135,6 +135,8 @@ func (m *migrant) Lineage(ctx context.Context) (tenure.Lineage, error) {
 	return on, err
 }
 
+func (m *migrant) Traits() tenure.Traits { return tenure.Traits{} }
+
 func (m *migrant) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
 	type answer struct {
 		tenure.Object

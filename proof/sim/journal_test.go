@@ -101,8 +101,10 @@ func (h *handle) Get(ctx context.Context, key tenure.Key) (tenure.Object, error)
 	return obj, err
 }
 
-// Clockless reports whether the store has no clock, as those whose changes are events.
-func (h *handle) Clockless() bool { return h.w.tellsChanges }
+// Traits says whether the store has no clock, as those whose changes are events.
+func (h *handle) Traits() tenure.Traits { return tenure.Traits{Clockless: h.w.tellsChanges} }
+
+func (h *handle) Lineage(context.Context) (tenure.Lineage, error) { return tenure.Lineage{}, nil }
 
 func (h *handle) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 	h.w.mu.Lock()
