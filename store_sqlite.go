@@ -117,8 +117,8 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 	return store, nil
 }
 
-// claim refuses a file that two programs use if one of them believes that it is alone. Programs
-// that share the file need a lease, and find any other error when they acquire that.
+// claim refuses a file that two programs use if one of them believes that it is alone, and one of which
+// nobody can tell. Programs that share the file need a lease, and find any other error when they acquire that.
 func (s *SQLiteStore) claim(ctx context.Context) error {
 	err := s.table.Claim(ctx, s.shared)
 	if s.shared && !errors.Is(err, objects.ErrInUse) {

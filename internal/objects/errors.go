@@ -22,7 +22,7 @@ var (
 var ErrMoved = fmt.Errorf("%w: the database is on another server than before, or has been restarted", ErrConflict)
 
 // ErrInUse means that a process may not use a SQLite file, because another process uses it and one
-// of the two assumes that it is alone. It is an [ErrSetup].
+// of the two assumes that it is alone, or because nobody can tell. It is an [ErrSetup].
 var ErrInUse error = inUse{}
 
 type inUse struct{}
