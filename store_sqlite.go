@@ -66,7 +66,8 @@ var _ interface {
 } = (*SQLiteStore)(nil)
 
 // NewSQLiteStore returns a store in the caller's database, which the caller has to close. Open
-// the database as [OpenSQLite] does: with immediate transactions, a busy timeout of a few
+// the database as [OpenSQLite] does: by an absolute path, because each new connection resolves a
+// relative one again, with immediate transactions, a busy timeout of a few
 // milliseconds, in WAL mode, and with one connection if it is in memory. The store waits for a
 // lock as long as a call's context allows, but during a busy timeout it does not notice that the
 // context has ended. While standbys wait, the store keeps one of the database's connections, if
@@ -83,7 +84,9 @@ func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) (*SQLiteStore, error) {
 }
 
 // OpenSQLite opens the file at path, which it creates if necessary, and returns a store in
-// it; the path ":memory:" is a new database in memory. It sets WAL mode, full
+// it; the path ":memory:" is a new database in memory. The store keeps to that file if the working
+// directory changes, or a symbolic link of the path. A relative path with // or one of the
+// characters : @ ? = in it, which may be a mistyped URL, is [ErrInvalid]: put ./ before it. It sets WAL mode, full
 // synchronisation and immediate transactions. The store waits for a lock as long as a call's
 // context allows, but no longer than 5 s. A driver must be registered as "sqlite"; otherwise
 // the error, an [ErrSetup], says which import is missing. [SQLiteStore.Migrate] creates the
@@ -96,15 +99,15 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 		return nil, fmt.Errorf("tenure: open SQLite: %w: path %q has a NUL", ErrInvalid, path)
 	case strings.HasPrefix(path, "file:"): // it would become a file of that name
 		return nil, fmt.Errorf("tenure: open SQLite: %w: the path is a URI; NewSQLiteStore takes a database opened by one", ErrInvalid)
-	case storeurl.IsMistyped(path):
-		return nil, fmt.Errorf("tenure: open SQLite: %w: the path looks like a URL of another database, or a part of one; put ./ before it if it is a path", ErrInvalid)
+	case path != ":memory:" && !storeurl.IsPath(path):
+		return nil, fmt.Errorf("tenure: open SQLite: %w: the path may be a URL of another database, or a part of one; %s", ErrInvalid, storeurl.Remedy)
 	}
 	if err := cfg.complete(); err != nil {
-		return nil, fmt.Errorf("tenure: open SQLite %s: %w", storeurl.Shown(path), err)
+		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, err)
 	}
 	table, err := sqliteobjects.Open(ctx, path, cfg.Table, cfg.Logger)
 	if err != nil {
-		return nil, fmt.Errorf("tenure: open SQLite %s: %w", storeurl.Shown(path), err)
+		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, err)
 	}
 	store := &SQLiteStore{table: table, shared: cfg.Shared}
 	if cfg.Shared { // then only processes that compete need to be refused, not those that only read
@@ -112,7 +115,7 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 	}
 	if err := store.claim(ctx); err != nil {
 		store.Close()
-		return nil, fmt.Errorf("tenure: open SQLite %s: %w", storeurl.Shown(path), err)
+		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, err)
 	}
 	return store, nil
 }

@@ -120,6 +120,17 @@ func ValidText(what, s string) error {
 	return nil
 }
 
+// longestName is the greatest length of a name, in bytes. Names are in each line of the log.
+const longestName = 256
+
+// ValidName rejects what can't be the name of a replica, a holder, a worker or a kind.
+func ValidName(what, s string) error {
+	if len(s) > longestName {
+		return fmt.Errorf("%w: %s has %d bytes, more than %d", ErrInvalid, what, len(s), longestName)
+	}
+	return ValidText(what, s)
+}
+
 // ValidList rejects arguments that no store can list objects with.
 func ValidList(objectType, after string, limit int) error {
 	errs := []error{ValidText("object type", objectType), ValidText("after", after)}
