@@ -83,6 +83,13 @@ func TestAFileOfLocksThatHoldsMoreThanAPIDIsLockedAndNotWritten(t *testing.T) {
 	}
 }
 
+func TestAFileThatIsSharedHasNoHolder(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "data.db")
+	require.NoError(t, claimed(t, path, true))
+	_, locked := Holder(path, "objects")
+	require.False(t, locked)
+}
+
 func TestAFileOfLocksHasTheOwnerOfItsDatabaseIfItIsNew(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root may give files away")
