@@ -51,7 +51,9 @@ func TestNoCommandShowsThePasswordOfAMistypedURL(t *testing.T) {
 }
 
 // isAbsolutePath reports whether a text is a path, whatever else it may have been meant to be.
-func isAbsolutePath(text string) bool { return strings.HasPrefix(strings.TrimPrefix(text, "sqlite:"), "/") }
+func isAbsolutePath(text string) bool {
+	return strings.HasPrefix(strings.TrimPrefix(text, "sqlite:"), "/")
+}
 
 func TestAnErrorNamesAnArgumentThatIsNoURL(t *testing.T) {
 	for arg, want := range map[string]string{"status": `"status"`, "a.db": `"a.db"`, "a/b@c": "(not shown)"} {
