@@ -25,7 +25,7 @@ const (
 type LeaseConfig struct {
 	Key    Key               // of the object; the same in all replicas of a service, and in no other service
 	Name   string            // of the object; default: the key's ID, or none in a Nameless store (see [Traits])
-	Holder string            // the replica's name, default ReplicaID(); for people to read: safety never depends on it
+	Holder string            // the replica's name, at most 256 bytes, default ReplicaID(); for people to read: safety never depends on it
 	TTL    time.Duration     // how long the lease counts as held after its last renewal; default 30s; from 10ms to a year
 	Margin time.Duration     // the holder's own trust ends this long before the TTL; default TTL/30
 	Labels map[string]string // shown to observers: an address, a build
@@ -66,8 +66,7 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	} else {
 		problems.Add(Object{Key: cfg.Key, Name: cfg.Name, Labels: cfg.Labels}.Validate())
 	}
-	problems.Add(objects.ValidText("holder", cfg.Holder))
-	problems.Add(validHolder(cfg.Holder))
+	problems.Add(objects.ValidName("holder", cfg.Holder))
 	fits := cfg.TTL >= minimumTTL && cfg.TTL <= maximumTTL
 	problems.If(!fits, "TTL %v is not between %v and %v", cfg.TTL, minimumTTL, maximumTTL)
 	problems.If(fits && (cfg.Margin < 0 || cfg.Margin >= cfg.TTL), "Margin %v is not between 0 and the TTL of %v", cfg.Margin, cfg.TTL)
@@ -77,14 +76,6 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	problems.If(cfg.AssumeUniqueHolder && unnamed, "AssumeUniqueHolder needs a Holder that only this process has, and Holder is empty")
 	problems.If(cfg.Expiry > Observed, "Expiry %d is neither StoreClock nor Observed", cfg.Expiry)
 	return cfg, problems.Err()
-}
-
-// validHolder refuses a name for which a record has no room.
-func validHolder(name string) error {
-	if len(name) > record.LongestHolder {
-		return fmt.Errorf("%w: Holder has %d bytes, more than %d", ErrInvalid, len(name), record.LongestHolder)
-	}
-	return nil
 }
 
 // ExpiryPolicy says how a standby decides that a holder's TTL has passed.

@@ -33,10 +33,10 @@ type Database interface {
 // Open opens the store that a URL names, so that a program can run on SQLite in one place and on
 // Postgres in another. It opens a postgres:// or postgresql:// URL as [OpenPostgres] does, and the
 // path of a file, with or without sqlite: before it, as [OpenSQLite] does for a Shared file.
-// Anything else is [ErrInvalid]. That includes :memory:, which cannot be shared, and a path with
-// an @ or with parameters, which may be a mistyped URL; the error does not quote such a path,
-// because it may contain a password. To set more than the defaults, use OpenPostgres or
-// OpenSQLite.
+// Anything else is [ErrInvalid], and the error does not quote it, because it may contain a
+// password. That includes :memory:, which cannot be shared, and a relative path with // or one of
+// the characters : @ ? = in it, which may be a mistyped URL: put ./ before such a path. To set
+// more than the defaults, use OpenPostgres or OpenSQLite.
 func Open(ctx context.Context, url string) (Database, error) {
 	path, err := storeurl.Path(url)
 	if err != nil {

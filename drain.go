@@ -70,7 +70,7 @@ func NewDrain(store Store, replica string, logger *slog.Logger) (*Drain, error) 
 	}
 	d := &Drain{store: store, key: drainKey(replica), known: make(chan struct{}), followers: make(map[*follower]bool)}
 	d.logger, _ = report.Logger(cmp.Or(logger, slog.Default()))
-	err := d.key.Validate()
+	err := cmp.Or(objects.ValidName("replica", replica), d.key.Validate())
 	if objects.IsNil(store) {
 		err = fmt.Errorf("%w: store is nil", ErrInvalid)
 	}
@@ -285,7 +285,7 @@ func readDrain(o Object) Drained {
 func SetDrain(ctx context.Context, store Store, d Drained) error {
 	o := Object{Key: drainKey(d.Replica)}
 	o.Payload, _ = json.Marshal(drainRecord{ForMS: d.Left.Milliseconds(), By: d.By})
-	err := o.Validate()
+	err := cmp.Or(objects.ValidName("replica", d.Replica), o.Validate())
 	switch {
 	case objects.IsNil(store):
 		err = fmt.Errorf("%w: store is nil", ErrInvalid)

@@ -1,7 +1,6 @@
 package tenure
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -187,7 +186,7 @@ func (l *Lease) RequestRelease(ctx context.Context) error { return l.RequestHand
 // lease for that long. RequestHandover returns nil if that replica already holds the lease. A
 // later request replaces an earlier one that has not been obeyed yet.
 func (l *Lease) RequestHandover(ctx context.Context, to string) error {
-	err := cmp.Or(objects.ValidText("replica", to), validHolder(to))
+	err := objects.ValidName("replica", to)
 	if l.cfg.Key.Type == objects.SessionType {
 		err = fmt.Errorf("%w: a session of package claims is not handed over: request the release of its keys", ErrInvalid)
 	}

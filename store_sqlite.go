@@ -65,7 +65,8 @@ var _ interface {
 } = (*SQLiteStore)(nil)
 
 // NewSQLiteStore returns a store in the caller's database, which the caller has to close. Open
-// the database as [OpenSQLite] does: with immediate transactions, a busy timeout of a few
+// the database as [OpenSQLite] does: by an absolute path, because each new connection resolves a
+// relative one again, with immediate transactions, a busy timeout of a few
 // milliseconds, in WAL mode, and with one connection if it is in memory. The store waits for a
 // lock as long as a call's context allows, but during a busy timeout it does not notice that the
 // context has ended. While standbys wait, the store keeps one of the database's connections, if
@@ -90,7 +91,9 @@ func newSQLiteStore(table *sqliteobjects.Table, cfg SQLiteConfig) *SQLiteStore {
 }
 
 // OpenSQLite opens the file at path, which it creates if necessary, and returns a store in
-// it; the path ":memory:" is a new database in memory. It sets WAL mode, full
+// it; the path ":memory:" is a new database in memory. The store keeps to that file if the working
+// directory changes, or a symbolic link of the path. A relative path with // or one of the
+// characters : @ ? = in it, which may be a mistyped URL, is [ErrInvalid]: put ./ before it. It sets WAL mode, full
 // synchronisation and immediate transactions. The store waits for a lock as long as a call's
 // context allows, but no longer than 5 s. A driver must be registered as "sqlite"; otherwise
 // the error, an [ErrSetup], says which import is missing. [SQLiteStore.Migrate] creates the
@@ -103,15 +106,15 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 		return nil, fmt.Errorf("tenure: open SQLite: %w: path %q has a NUL", ErrInvalid, path)
 	case strings.HasPrefix(path, "file:"): // it would become a file of that name
 		return nil, fmt.Errorf("tenure: open SQLite: %w: the path is a URI; NewSQLiteStore takes a database opened by one", ErrInvalid)
-	case storeurl.IsMistyped(path):
-		return nil, fmt.Errorf("tenure: open SQLite: %w: the path looks like a URL of another database, or a part of one; put ./ before it if it is a path", ErrInvalid)
+	case path != ":memory:" && !storeurl.IsPath(path):
+		return nil, fmt.Errorf("tenure: open SQLite: %w: the path may be a URL of another database, or a part of one; %s", ErrInvalid, storeurl.Remedy)
 	}
 	if err := cfg.complete(); err != nil {
-		return nil, fmt.Errorf("tenure: open SQLite %s: %w", storeurl.Shown(path), err)
+		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, err)
 	}
 	table, err := sqliteobjects.Open(ctx, path, cfg.Table, cfg.Logger)
 	if err != nil {
-		return nil, fmt.Errorf("tenure: open SQLite %s: %w", storeurl.Shown(path), err)
+		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, err)
 	}
 	store := newSQLiteStore(table, cfg)
 	if cfg.Shared { // then only processes that compete need to be refused, not those that only read
@@ -119,13 +122,13 @@ func OpenSQLite(ctx context.Context, path string, cfg SQLiteConfig) (*SQLiteStor
 	}
 	if err := store.claim(ctx); err != nil {
 		store.Close()
-		return nil, fmt.Errorf("tenure: open SQLite %s: %w", storeurl.Shown(path), err)
+		return nil, fmt.Errorf("tenure: open SQLite %s: %w", path, err)
 	}
 	return store, nil
 }
 
-// claim refuses a file that two programs use if one of them believes that it is alone. Programs
-// that share the file need a lease, and find any other error when they acquire that.
+// claim refuses a file that two programs use if one of them believes that it is alone, and one of which
+// nobody can tell. Programs that share the file need a lease, and find any other error when they acquire that.
 func (s *SQLiteStore) claim(ctx context.Context) error {
 	shared := s.alone == nil
 	err := s.table.Claim(ctx, shared)

@@ -64,7 +64,7 @@ func (s *Session) validKind(name string) error {
 	if name == "" {
 		return fmt.Errorf("%w: the kind is empty", tenure.ErrInvalid)
 	}
-	if err := objects.ValidText("kind", name); err != nil {
+	if err := objects.ValidName("kind", name); err != nil {
 		return err
 	}
 	return s.table.fits(name)

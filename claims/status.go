@@ -147,7 +147,7 @@ func (s *Session) list(ctx context.Context, kinds []string) (Listing, error) {
 		return Listing{}, fmt.Errorf("%w: a kind is missing", tenure.ErrInvalid)
 	}
 	for _, kind := range kinds {
-		if err := objects.ValidText("kind", kind); err != nil {
+		if err := objects.ValidName("kind", kind); err != nil {
 			return Listing{}, err
 		}
 	}

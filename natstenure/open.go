@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -146,6 +147,14 @@ func (cfg *Config) take(u storekit.URL) (access []nats.Option, err error) {
 			access = append(access, nats.UserInfo(u.User.Username(), password))
 		} else {
 			access = append(access, nats.Token(u.User.Username()))
+		}
+	}
+	// The client reads these files again whenever it connects, and the working directory may change.
+	for _, name := range []string{"creds", "nkey"} {
+		if is[name] != "" {
+			if is[name], err = filepath.Abs(is[name]); err != nil {
+				return nil, invalid("%s of the URL: %v", name, err)
+			}
 		}
 	}
 	if file := is["creds"]; file != "" {

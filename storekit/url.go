@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -103,6 +104,11 @@ func (u URL) TLS() (*tls.Config, error) {
 	if cert != "" {
 		if _, err := tls.LoadX509KeyPair(cert, key); err != nil {
 			return nil, fmt.Errorf("%w: cert and key of the URL: %w", tenure.ErrInvalid, err)
+		}
+		for _, file := range []*string{&cert, &key} { // the working directory may change
+			if path, err := filepath.Abs(*file); err == nil {
+				*file = path
+			}
 		}
 		cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			pair, err := tls.LoadX509KeyPair(cert, key)

@@ -1,6 +1,12 @@
 package storekit_test
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
 	"os"
 	"path/filepath"
 	"testing"
@@ -84,4 +90,27 @@ func TestFilesOfAURLThatDoNotFitAreNamed(t *testing.T) {
 		require.ErrorIs(t, err, tenure.ErrInvalid, parameters)
 		require.ErrorContains(t, err, want, parameters)
 	}
+}
+
+func TestFilesOfAURLAreFoundAfterAChangeOfTheWorkingDirectory(t *testing.T) {
+	t.Chdir(t.TempDir())
+	secret, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1)}
+	certificate, err := x509.CreateCertificate(rand.Reader, template, template, &secret.PublicKey, secret)
+	require.NoError(t, err)
+	key, err := x509.MarshalPKCS8PrivateKey(secret)
+	require.NoError(t, err)
+	for name, block := range map[string]*pem.Block{"cert.pem": {Type: "CERTIFICATE", Bytes: certificate}, "key.pem": {Type: "PRIVATE KEY", Bytes: key}} {
+		require.NoError(t, os.WriteFile(name, pem.EncodeToMemory(block), 0o600))
+	}
+	u, err := parse("nats://h/?cert=cert.pem&key=key.pem")
+	require.NoError(t, err)
+	cfg, err := u.TLS()
+	require.NoError(t, err)
+
+	t.Chdir(t.TempDir())
+	got, err := cfg.GetClientCertificate(nil)
+	require.NoError(t, err)
+	require.Equal(t, certificate, got.Certificate[0])
 }

@@ -4,13 +4,10 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
 )
@@ -34,17 +31,12 @@ func (s *storeFlag) alone() *soleProcess {
 	if err != nil {
 		return nil
 	}
-	file, err := os.Open(sqliteobjects.LockFile(path, cmp.Or(s.table, "objects")))
-	if err != nil {
-		return nil
-	}
-	defer file.Close() // which also ends the lock
-	if !errors.Is(syscall.Flock(int(file.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK) {
+	pid, locked := sqliteobjects.Holder(path, cmp.Or(s.table, "objects"))
+	if !locked {
 		return nil
 	}
 	p := &soleProcess{}
-	text, _ := os.ReadFile(file.Name())
-	if pid, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && pid > 0 && syscall.Kill(pid, 0) != syscall.ESRCH {
+	if pid != 0 {
 		program, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // which Linux has
 		p.PID, p.Program = pid, strings.TrimSpace(string(program))
 	}

@@ -936,7 +936,7 @@ func TestABadRowDoesNotHideOthers(t *testing.T) {
 func TestAnErrorCannotControlATerminal(t *testing.T) {
 	t.Parallel()
 	var stderr bytes.Buffer
-	out := &output{stderr: concealer{&stderr}}
+	out := &output{stderr: plainText{&stderr}}
 	out.exit("list", errors.New("no\x1b[2J\x9b\nneither"))
 	if got := stderr.String(); got != "tenure list: no\uFFFD[2J\uFFFD neither\n" {
 		t.Errorf("stderr is %q", got)

@@ -21,7 +21,6 @@ import (
 	"unicode"
 
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
 const overview = `Tenure runs a program in one place at a time, using a lease in Postgres, NATS JetStream,
@@ -95,7 +94,7 @@ func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stder
 
 // run runs a command line and returns its exit status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	out := &output{stdout: stdout, stderr: concealer{stderr}}
+	out := &output{stdout: stdout, stderr: plainText{stderr}}
 	if len(args) == 0 {
 		printOverview(stderr)
 		return 2
@@ -139,6 +138,10 @@ func (c command) run(ctx context.Context, out *output, args []string) error {
 	}
 	flags.Visit(func(f *flag.Flag) { o.given[f.Name] = true })
 	args = flags.Args()
+	o.store.given = o.given["store"]
+	if err := o.store.hideURL(len(args)); err != nil {
+		fmt.Fprintln(out.stderr, err)
+	}
 	if len(args) > 0 && !c.takes {
 		return usageError("unexpected argument %s", quoted(args[0]))
 	}
@@ -293,28 +296,17 @@ var packageName = regexp.MustCompile(`^(nats|etcd|kube)?tenure: `)
 
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
-// concealer removes URLs and passwords from messages, because a mistyped URL may have its
-// password anywhere. It is the last resort: tenure itself never prints either.
-type concealer struct{ w io.Writer }
+// plainText replaces control characters, because an error may quote what others have written to the store.
+type plainText struct{ w io.Writer }
 
-// There is no telling where a URL or a password ends, so everything up to the next quote
-// is removed.
-var secrets = regexp.MustCompile(`(?i)((?:postgres(?:ql)?|nats|tls|etcds?|kube)://|password\s*=\s*)[^\s"` + "`" + `](?:\\.|[^\n"` + "`" + `\\])*`)
-
-// Write also replaces control characters: an error may quote what others have written to
-// the store.
-func (c concealer) Write(b []byte) (int, error) {
+func (p plainText) Write(b []byte) (int, error) {
 	safe := bytes.Map(func(r rune) rune {
 		if r != '\n' && unprintable(r) {
 			return unicode.ReplacementChar
 		}
 		return r
 	}, b)
-	parts := bytes.Split(safe, []byte(pgconns.URLForm))
-	for i, part := range parts {
-		parts[i] = secrets.ReplaceAll(part, []byte("$1(not shown)"))
-	}
-	if _, err := c.w.Write(bytes.Join(parts, []byte(pgconns.URLForm))); err != nil {
+	if _, err := p.w.Write(safe); err != nil {
 		return 0, err
 	}
 	return len(b), nil

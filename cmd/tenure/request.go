@@ -55,9 +55,6 @@ the request is stored.`,
 // request asks the holder to release the lease, to the replica -to if it is given, and waits for
 // at most -wait until that replica holds it.
 func request(ctx context.Context, o *options, out *output, _ []string) error {
-	if o.wait > 0 { // for long enough that other users can read the arguments
-		o.store.hideURL(0)
-	}
 	// The context that with passes bounds only the request.
 	var waited error
 	err := o.store.with(ctx, func(short context.Context, store database) error {

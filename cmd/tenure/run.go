@@ -81,7 +81,6 @@ func runProgram(ctx context.Context, opts *options, out *output, args []string) 
 	if err != nil {
 		return err
 	}
-	opts.store.hideURL(len(args))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	lines := newLateWriter(out.stderr)

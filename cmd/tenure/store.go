@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -75,10 +74,6 @@ func schemeOf(name string) *scheme {
 	return nil
 }
 
-// looksLikeURL matches a mistyped URL. If tenure took it for a path, each host would have its own
-// file, and all of them would run the program.
-var looksLikeURL = regexp.MustCompile(`(?i)^(postgres|postgresql|nats|tls|etcd|etcds|kube):|^[a-z][a-z0-9+.-]*://`)
-
 // isSQL reports whether a store has tables.
 func isSQL(name string) bool {
 	scheme := schemeOf(name)
@@ -88,7 +83,16 @@ func isSQL(name string) bool {
 // storeFlag is -store, -table, -schema and -lossless.
 type storeFlag struct {
 	flag, table, schema string
+	given               bool // -store was given, though its URL may have been moved to the environment
 	lossless            bool
+}
+
+// source says where the name of the store comes from. Errors name that, because the name may have a password anywhere.
+func (s *storeFlag) source() string {
+	if s.given {
+		return "-store"
+	}
+	return storeEnv
 }
 
 // name returns the path or URL of the store.
@@ -106,12 +110,13 @@ func (s *storeFlag) name() (string, error) {
 		return "", usageError("-lossless needs a store on Postgres")
 	case scheme != nil:
 		return name, nil
-	case looksLikeURL.MatchString(name) && !strings.HasPrefix(name, "sqlite:"):
-		return "", usageError("no store: the URL is neither a postgres:, nats:, etcd: or kube: URL, with // after it, nor the path of a SQLite file")
 	}
 	path, err := storeurl.Path(name)
+	if err != nil && !strings.HasPrefix(name, "sqlite:") && name != ":memory:" {
+		err = errors.New("it is neither a postgres:, nats:, etcd: or kube: URL, with // after it, nor the path of a SQLite file; " + storeurl.Remedy)
+	}
 	if err != nil {
-		return "", usageError("no store: %v", err)
+		return "", usageError("no store in %s: %v", s.source(), err)
 	}
 	return path, nil
 }
@@ -124,7 +129,10 @@ func (s *storeFlag) open(ctx context.Context, log *slog.Logger) (database, error
 	}
 	if scheme := schemeOf(name); scheme != nil {
 		store, err := scheme.open(ctx, name, s, log)
-		return store, asUsage(err)
+		if errors.Is(err, tenure.ErrInvalid) {
+			err = errUsage{fmt.Errorf("%w (the URL in %s)", err, s.source())}
+		}
+		return store, err
 	}
 	store, err := tenure.OpenSQLite(ctx, name, tenure.SQLiteConfig{Table: s.table, Shared: true, Logger: log})
 	return store, asUsage(fileError(name, err))
@@ -326,10 +334,11 @@ func whenUp(ctx context.Context, what string, log *slog.Logger, open func() (dat
 // hideURL moves a URL from the arguments to the environment, because every user of
 // the host can read the arguments. It executes this program again, in the same
 // process. The last program arguments belong to the program that tenure runs, and stay as
-// they are. It returns if there is nothing to hide, or if the exec fails.
-func (s *storeFlag) hideURL(program int) {
+// they are. It returns nil if there is nothing to hide, and an error if the exec fails. It is
+// called for every command, before that does anything.
+func (s *storeFlag) hideURL(program int) error {
 	if schemeOf(s.flag) == nil {
-		return
+		return nil
 	}
 	args := slices.Clone(os.Args)
 	for i, arg := range args[:max(0, len(args)-program)] {
@@ -342,9 +351,11 @@ func (s *storeFlag) hideURL(program int) {
 			}
 		}
 	}
-	if !slices.Equal(args, os.Args) {
-		syscall.Exec(self(), args, append(environ(), storeEnv+"="+s.flag))
+	if slices.Equal(args, os.Args) {
+		return nil
 	}
+	err := syscall.Exec(self(), args, append(environ(), storeEnv+"="+s.flag))
+	return fmt.Errorf("every user of this host can read the URL in -store: put it into %s (%w)", storeEnv, err)
 }
 
 // environ returns the environment for other programs, without the store's URL.

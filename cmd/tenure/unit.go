@@ -29,7 +29,7 @@ in the unit at the end.`,
 	flags: runCommand.flags,
 	takes: true,
 	act: func(_ context.Context, o *options, out *output, args []string) error {
-		if schemeOf(o.store.flag) != nil {
+		if schemeOf(o.store.flag) != nil || o.store.flag == "" && o.store.given {
 			return usageError("a unit file is no place for a URL: put TENURE_STORE=URL into /etc/tenure.env, and leave out -store")
 		}
 		if o.store.flag != "" && !filepath.IsAbs(o.store.flag) {

@@ -29,7 +29,6 @@ answering, watch says so once and keeps trying.`,
 	flags: storeFlags + "key json",
 	check: (*options).checkKey,
 	act: func(ctx context.Context, o *options, out *output, _ []string) error {
-		o.store.hideURL(0)
 		ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 		defer stop()
 		// The context that with passes bounds only the opening of the store.

@@ -71,7 +71,6 @@ func runWitness(ctx context.Context, o *options, out *output, args []string) err
 			return usageError("%v", err)
 		}
 	}
-	o.store.hideURL(len(args))
 	lines := newLateWriter(out.stderr)
 	defer lines.close()
 	log := newLogger(lines, o.log).With("witness", os.Getpid())

@@ -104,7 +104,7 @@ func run(ctx context.Context) error {
 
 // open does not connect to Postgres yet.
 func open(ctx context.Context, url string) (tenure.Database, *sql.DB, error) {
-	if strings.HasPrefix(url, "postgres") {
+	if strings.HasPrefix(url, "postgres://") || strings.HasPrefix(url, "postgresql://") {
 		pool, err := pgxpool.New(ctx, url)
 		if err != nil {
 			return nil, nil, err
@@ -112,11 +112,11 @@ func open(ctx context.Context, url string) (tenure.Database, *sql.DB, error) {
 		store, err := tenure.NewPostgresStore(pool, tenure.PostgresConfig{})
 		return store, stdlib.OpenDBFromPool(pool), err
 	}
-	store, err := tenure.OpenSQLite(ctx, url, tenure.SQLiteConfig{Shared: true})
+	store, err := tenure.Open(ctx, url) // the path of a SQLite file; anything else is an error
 	if err != nil {
 		return nil, nil, err
 	}
-	return store, store.DB(), nil
+	return store, store.(*tenure.SQLiteStore).DB(), nil
 }
 
 // sweep deletes the sessions that have expired. Its ctx ends when this replica no longer

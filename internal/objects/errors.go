@@ -22,7 +22,7 @@ var (
 var ErrMoved = fmt.Errorf("%w: the database is on another server than before, or has been restarted", ErrConflict)
 
 // ErrInUse means that a process may not use a SQLite file, because another process uses it and one
-// of the two assumes that it is alone. It is an [ErrSetup].
+// of the two assumes that it is alone, or because nobody can tell. It is an [ErrSetup].
 var ErrInUse error = inUse{}
 
 type inUse struct{}
@@ -118,6 +118,17 @@ func ValidText(what, s string) error {
 		return fmt.Errorf("%w: %s %q is not UTF-8 text without NUL", ErrInvalid, what, s)
 	}
 	return nil
+}
+
+// longestName is the greatest length of a name, in bytes. Names are in each line of the log.
+const longestName = 256
+
+// ValidName rejects what can't be the name of a replica, a holder, a worker or a kind.
+func ValidName(what, s string) error {
+	if len(s) > longestName {
+		return fmt.Errorf("%w: %s has %d bytes, more than %d", ErrInvalid, what, len(s), longestName)
+	}
+	return ValidText(what, s)
 }
 
 // ValidList rejects arguments that no store can list objects with.

@@ -23,11 +23,11 @@ func ParseURL(url string) (*pgxpool.Config, error) {
 		return nil, fmt.Errorf("cannot parse the connection string%s; want "+URLForm+", "+
 			"with special characters in user and password as %%XX", parseProblem(err))
 	}
-	if hidesSecret(cfg) {
-		return nil, errors.New("a part of the connection string, such as the password, seems to be in the wrong place; want " + URLForm + ", " +
+	if !separated(cfg) {
+		return nil, errors.New("the connection string has a separator in a user, host, database or name of a setting; want " + URLForm + ", " +
 			"with settings after a question mark, as in ?sslmode=require&connect_timeout=5")
 	}
-	if misplaced(url, cfg) {
+	if misplaced(url) {
 		return nil, errors.New("the connection string has an @ after the host; want special characters in user and password as %XX, and an @ in a setting as %40")
 	}
 	if !choosesServer(url) {
@@ -39,12 +39,7 @@ func ParseURL(url string) (*pgxpool.Config, error) {
 // misplaced reports whether a part of the password seems to have been parsed as a part of the URL that
 // errors show. A password with an @ or a slash that is not written as %XX parses, and the rest of it
 // becomes the host, the database or the name of a setting.
-func misplaced(url string, cfg *pgxpool.Config) bool {
-	for name := range cfg.ConnConfig.RuntimeParams {
-		if strings.Contains(name, "@") {
-			return true
-		}
-	}
+func misplaced(url string) bool {
 	_, rest, isURL := strings.Cut(url, "://")
 	if !isURL || !strings.HasPrefix(url, "postgres") {
 		return false
@@ -65,28 +60,23 @@ func misplaced(url string, cfg *pgxpool.Config) bool {
 	return false
 }
 
-// hidesSecret reports whether a password seems to have become a part of the user, a host, the database or a
-// setting, because one character of the string is wrong. The server and errors show these.
-func hidesSecret(cfg *pgxpool.Config) bool {
+// separated reports whether no name that errors, or the server, may show has a separator of a connection string
+// in it. One that has may be two parts, the second of them the password.
+func separated(cfg *pgxpool.Config) bool {
 	conn := cfg.ConnConfig
-	shown := []string{conn.User, conn.Host, conn.Database}
+	names := []string{conn.Host, conn.Database}
 	for _, fallback := range conn.Fallbacks {
-		shown = append(shown, fallback.Host)
+		names = append(names, fallback.Host)
 	}
-	for name, value := range conn.RuntimeParams {
-		lower := strings.ToLower(name)
-		if !settingName.MatchString(name) || strings.Contains(lower, "pass") && lower != "password_encryption" {
-			return true
+	for name := range conn.RuntimeParams {
+		if !settingName.MatchString(name) {
+			return false
 		}
-		shown = append(shown, value)
 	}
-	return strings.Contains(conn.User, ":") || slices.ContainsFunc(shown, setting.MatchString)
+	return !strings.ContainsAny(conn.User, "?&=:") && !slices.ContainsFunc(names, func(name string) bool { return strings.ContainsAny(name, "?&=") })
 }
 
-var (
-	settingName = regexp.MustCompile(`^[A-Za-z_][\w.]*$`)
-	setting     = regexp.MustCompile(`(?i)[?&]\w+=|pass\w*\s*=`)
-)
+var settingName = regexp.MustCompile(`^[A-Za-z_][\w.]*$`)
 
 // parseProblem returns the driver's message if it is one of a fixed list.
 func parseProblem(err error) string {

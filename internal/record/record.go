@@ -17,7 +17,8 @@ const (
 	// Unknown stands for the holder if the record does not name one.
 	Unknown = "unknown"
 
-	// LongestHolder is the greatest length of a holder's name, in bytes. Escaped in JSON, the name
+	// LongestHolder is the greatest length of a holder's name that is read, in bytes: other programs, and
+	// earlier versions, may have written longer ones than a config may have. Escaped in JSON, the name
 	// may become six times as long, and the record must have room for it.
 	LongestHolder = 1 << 17
 

@@ -4,16 +4,44 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
-	"os"
-	"strconv"
 	"strings"
 
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// errClaimed means that another process has locked a file.
-var errClaimed = errors.New("locked by another process")
+// claimedError means that another process has locked a file.
+type claimedError struct{ pid int } // 0: unknown
+
+func (e *claimedError) Error() string {
+	if e.pid == 0 {
+		return "another process"
+	}
+	return fmt.Sprintf("process %d", e.pid)
+}
+
+// strangeError means that what has the name of the file of locks is not a file of its own, so nobody can
+// tell who uses the database. It is an [objects.ErrInUse].
+type strangeError struct {
+	path string
+	mode fs.FileMode
+}
+
+func (e *strangeError) Error() string {
+	what := "has more than one name"
+	switch {
+	case e.mode&fs.ModeSymlink != 0:
+		what = "is a symbolic link"
+	case !e.mode.IsRegular():
+		what = "is not a regular file"
+	}
+	return fmt.Sprintf("%s, which processes lock to claim the database, %s: somebody who may write to its folder has put it there; remove it", e.path, what)
+}
+
+func (e *strangeError) Is(target error) bool {
+	return target == objects.ErrInUse || target == objects.ErrSetup
+}
 
 // LockFile returns the path of the file that a process locks to claim a table of a database.
 func LockFile(database, table string) string {
@@ -41,11 +69,14 @@ func (t *Table) Claim(ctx context.Context, shared bool) error {
 	if path != "" {
 		lock := LockFile(path, t.name)
 		t.lock, err = lockFile(lock, path, shared)
+		claimed, strange := (*claimedError)(nil), (*strangeError)(nil)
 		switch {
-		case errors.Is(err, errClaimed) && shared:
-			return fmt.Errorf("%w: %s has it open without Shared; set Shared in all programs that use it", objects.ErrInUse, owner(lock))
-		case errors.Is(err, errClaimed):
-			return fmt.Errorf("%w: %s has it open too; set Shared in all programs that use it", objects.ErrInUse, owner(lock))
+		case errors.As(err, &claimed) && shared:
+			return fmt.Errorf("%w: %v has it open without Shared; set Shared in all programs that use it", objects.ErrInUse, claimed)
+		case errors.As(err, &claimed):
+			return fmt.Errorf("%w: %v has it open too; set Shared in all programs that use it", objects.ErrInUse, claimed)
+		case errors.As(err, &strange):
+			return strange
 		case err != nil: // the directory cannot be written, or there are no locks
 			t.logger.Warn("two processes that use this SQLite file, one of them without Shared, would not be refused", "error", err)
 		}
@@ -90,13 +121,4 @@ func (t *Table) unlock() {
 		t.lock = nil
 		t.claimed.Store(false)
 	}
-}
-
-// owner returns which process has locked a file, if the file names a process that still runs.
-func owner(path string) string {
-	text, _ := os.ReadFile(path)
-	if pid, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && isAlive(pid) {
-		return fmt.Sprintf("process %d", pid)
-	}
-	return "another process"
 }

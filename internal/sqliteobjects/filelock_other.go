@@ -13,5 +13,3 @@ func lockFile(path, database string, shared bool) (*os.File, error) {
 	}
 	return nil, errors.New("locks on files are not supported on this system")
 }
-
-func isAlive(int) bool { return false }

@@ -5,7 +5,10 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -31,12 +34,19 @@ func openDB(ctx context.Context, path string) (*sql.DB, error) {
 	if !slices.Contains(sql.Drivers(), driverName) {
 		return nil, fmt.Errorf("%w: no driver %q is registered, add: import _ %q", objects.ErrSetup, driverName, "modernc.org/sqlite")
 	}
+	inMemory := path == ":memory:"
+	if !inMemory {
+		var err error
+		if path, err = located(path); err != nil {
+			return nil, err
+		}
+	}
 	db, err := sql.Open(driverName, dsn(path))
 	if err != nil {
 		return nil, err
 	}
 	db.SetMaxOpenConns(4)
-	if path == ":memory:" {
+	if inMemory {
 		// Otherwise each connection would have a database of its own, which ends with it.
 		db.SetMaxOpenConns(1)
 		db.SetMaxIdleConns(1)
@@ -50,6 +60,27 @@ func openDB(ctx context.Context, path string) (*sql.DB, error) {
 		return nil, explainOpen(err)
 	}
 	return db, nil
+}
+
+// located returns the path of the file itself, absolute and without links. Each new connection opens the file
+// by its path: after a change of the working directory, or of a link, it would open another file, with a lease
+// of its own. A link to nothing is refused, because whoever may write to the folder could have any file created.
+func located(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", objects.SetupError(err)
+	}
+	if file, err := filepath.EvalSymlinks(path); err == nil {
+		return file, nil
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		return "", fmt.Errorf("%w: it is a symbolic link to a file that does not exist or cannot be reached: name that file instead", objects.ErrSetup)
+	}
+	folder, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if err != nil {
+		return path, nil // SQLite says that it can't open it
+	}
+	return filepath.Join(folder, filepath.Base(path)), nil
 }
 
 // fileURL returns a path as a URL to which parameters can be added.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
@@ -20,7 +19,7 @@ import (
 // whole database, and is read without a lock. After all reads, stands reports whether that is still
 // the case. If not, the result may be torn, and the file must be opened and read again.
 func OpenToRead(ctx context.Context, path string) (db *sql.DB, stands func() bool, err error) {
-	path, err = filepath.EvalSymlinks(path) // the log is beside the file itself
+	path, err = located(path) // the log is beside the file itself
 	var before fileState
 	if err == nil {
 		before, err = stateOf(path)

@@ -40,6 +40,9 @@ func TestNoErrorShowsThePasswordOfAMistypedURL(t *testing.T) {
 		},
 	}
 	for url := range kit.MistypedURLs() {
+		if strings.HasPrefix(strings.TrimPrefix(url, "sqlite:"), "/") { // an absolute path, whatever else it may have been meant to be
+			continue
+		}
 		for name, open := range opens {
 			err := open(url)
 			if err == nil || kit.ShowsPassword(fmt.Sprintf("%v %+v", err, err)+log.String()) {

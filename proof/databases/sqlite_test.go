@@ -256,7 +256,7 @@ func TestOnSQLiteAFencedCallThatHasLittleTimeDoesNotWaitForOneThatHasMore(t *tes
 
 func TestASQLiteFileMayHaveAnyPath(t *testing.T) {
 	dir := t.TempDir()
-	for _, path := range []string{dir + "/a.db", "/" + dir + "/b.db", "//" + dir + "//c.db", dir + "/?d#%41 é.db", "e.db", "./f.db", "a:g.db"} {
+	for _, path := range []string{dir + "/a.db", "/" + dir + "/b.db", "//" + dir + "//c.db", dir + "/?d#%41 é.db", dir + "/x=1;y&z@h:1.db", "e.db", "./f.db", "./a:g=1?@h.db", "h;i&j.db"} {
 		t.Run(path, func(t *testing.T) {
 			t.Chdir(dir)
 			kit.Migrate(t, kit.OpenSQLite(t, path))

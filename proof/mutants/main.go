@@ -76,6 +76,7 @@ var suites = []*suite{
 	{dir: "internal/logtext"},
 	{dir: "internal/pgconns"},
 	{dir: "internal/report"},
+	{dir: "internal/storeurl"},
 	{dir: "internal/wake"},
 	{dir: "internal/witnessed"},
 	{dir: "internal/sqliteobjects"},
