@@ -66,7 +66,7 @@ func newRowTexts(cfg objects.RowsConfig, found rowFacts) *objects.Texts {
 		d.Ready = " AND " + objects.Quoted(cfg.ID) + " <> ''"
 	}
 	return objects.NewTexts(slices.Concat(words(), cfg.Words(d), []string{
-		"{rows}", quoted(found.schema, cfg.Table), "{objects}", found.objects, "{type}", found.id,
+		"{rows}", quoted(found.schema, cfg.Table), "{rows_literal}", literal(quoted(found.schema, cfg.Table)), "{objects}", found.objects, "{type}", found.id,
 		"{key_type}", found.key,
 	})...)
 }
