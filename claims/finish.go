@@ -48,10 +48,23 @@ func (q *Queue) FinishPostgres(ctx context.Context, claims []Claim, fn func(tx p
 	lost, fnErr, err := table.FinishWith(ctx, rowsOf(claims), q.idle(claims), fn)
 	if len(lost) > 0 { // fn was not called
 		if lost, err = q.endedOf(ctx, lost); err == nil && len(lost) == 0 {
-			lost, fnErr, err = table.FinishWith(ctx, rowsOf(claims), q.idle(claims), fn)
+			if lost, fnErr, err = table.FinishWith(ctx, rowsOf(claims), q.idle(claims), fn); len(lost) > 0 {
+				lost, err = q.endedOrUnchanged(ctx, lost)
+			}
 		}
 	}
 	return q.finished(claims, lost, fnErr, err)
+}
+
+// errUnchanged is the reason why a row is not finished that no other transaction keeps locked. Its claim still stands.
+var errUnchanged = errors.New("nothing is updated: a trigger prevents that")
+
+// endedOrUnchanged returns which claims have ended, of those that a statement that waits for locks has not ended.
+func (q *Queue) endedOrUnchanged(ctx context.Context, left []objects.Claim) (lost []objects.Claim, err error) {
+	if lost, err = q.endedOf(ctx, left); err == nil && len(lost) == 0 {
+		err = errUnchanged
+	}
+	return lost, err
 }
 
 // FinishSQLite is FinishPostgres for SQLite. Nothing else can write to the database while fn runs, so fn
@@ -86,7 +99,11 @@ func (q *Queue) FinishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *
 			return q.finished(claims, lost, nil, nil)
 		case !begun: // a failover had lost them
 			fnErr, _, err = q.finishTx(ctx, claims, db, opts, fn)
-			err = tenure.FenceError(err)
+			if err = tenure.FenceError(err); errors.Is(err, tenure.ErrLost) {
+				if lost, err = q.endedOrUnchanged(ctx, rowsOf(claims)); len(lost) > 0 {
+					return q.finished(claims, lost, nil, nil)
+				}
+			}
 		}
 	}
 	return q.finished(claims, nil, fnErr, err)

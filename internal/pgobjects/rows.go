@@ -67,7 +67,7 @@ func newRowTexts(cfg objects.RowsConfig, found rowFacts) *objects.Texts {
 	}
 	return objects.NewTexts(slices.Concat(words(), cfg.Words(d), []string{
 		"{rows}", quoted(found.schema, cfg.Table), "{rows_literal}", literal(quoted(found.schema, cfg.Table)), "{objects}", found.objects, "{type}", found.id,
-		"{key_type}", found.key,
+		"{key_type}", found.key, "{more}", "",
 	})...)
 }
 
@@ -122,8 +122,11 @@ const (
 			WITH tenure_locked AS MATERIALIZED (
 				SELECT {id} AS id, {session} AS session, {token} AS token FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) FOR NO KEY UPDATE),
 			tenure_ended AS (
-				UPDATE {rows} SET {session} = NULL{unexpired}{done} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id} AS id)
-			SELECT id::text, coalesce(session, ''), coalesce(token, 0), 0 FROM tenure_locked JOIN tenure_ended USING (id)`
+				UPDATE {rows} SET {session} = NULL{unexpired}{done} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id} AS tenure_id)
+			SELECT ` + changedOrFail + `, coalesce(session, ''), coalesce(token, 0), 0 FROM tenure_locked LEFT JOIN tenure_ended ON tenure_id = id`
+	// changedOrFail returns the ID of a row that was locked, and fails if the row was not updated then. The cast fails with
+	// a code that no ID of a wrong type has.
+	changedOrFail = `CASE WHEN tenure_id IS NULL THEN ('nothing is updated, a trigger prevents that: row ' || id::text)::date::text ELSE id::text END`
 	// Without the name of the table, ORDER BY would mean the ID as text.
 	ownedRows = `
 			SELECT ` + rowColumns + ` FROM {rows} r
@@ -159,15 +162,16 @@ const (
 	endRow = `
 				UPDATE {rows} SET {set}
 				WHERE {id} = $1::text::{type} AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3
-				RETURNING {id}::text, '', {token}, 0`
+				RETURNING {id}::text, '', {token}, 0{more}`
 	endRows = `
 				UPDATE {rows} r SET {set}
 				WHERE ` + givenRows + `
-				RETURNING {id}::text, '', {token}, 0`
+				RETURNING {id}::text, '', {token}, 0{more}`
 	endUnlockedRows = `
-				WITH tenure_locked AS MATERIALIZED (SELECT {id} AS id FROM {rows} r WHERE ` + givenRows + ` FOR NO KEY UPDATE SKIP LOCKED)
-				UPDATE {rows} SET {set} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked))
-				RETURNING {id}::text, '', {token}, 0`
+				WITH tenure_locked AS MATERIALIZED (SELECT {id} AS id FROM {rows} r WHERE ` + givenRows + ` FOR NO KEY UPDATE SKIP LOCKED),
+				tenure_ended AS (
+					UPDATE {rows} SET {set} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id} AS tenure_id, {token} AS token)
+				SELECT ` + changedOrFail + `, '', token, 0{more} FROM tenure_locked LEFT JOIN tenure_ended ON tenure_id = id`
 )
 
 // takeRowsFor is takeRows for a session that may have no record; if it has none, the statement returns a

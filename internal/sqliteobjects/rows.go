@@ -332,10 +332,17 @@ func (r *Rows) FreeExpired(ctx context.Context, ids []string, limit time.Duratio
 
 func (r *Rows) EndAny(ctx context.Context, ids []string, limit time.Duration) (ended []objects.Claim, err error) {
 	err = r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
-		if ended, err = all(ctx, tx, r.scan, r.texts.In(lookAtRows), list(ids)); err == nil {
-			_, err = tx.ExecContext(ctx, r.texts.In(endAnyRows), list(ids))
+		if ended, err = all(ctx, tx, r.scan, r.texts.In(lookAtRows), list(ids)); err != nil {
+			return err
 		}
-		return err
+		result, err := tx.ExecContext(ctx, r.texts.In(endAnyRows), list(ids))
+		if err != nil {
+			return err
+		}
+		if n, _ := result.RowsAffected(); int(n) < len(ended) {
+			return &objects.Refused{Cause: errUnchanged}
+		}
+		return nil
 	})
 	return ended, err
 }
@@ -370,7 +377,25 @@ func (r *Rows) end(ctx context.Context, tx *sql.Tx, how objects.Ending, claims [
 		args = append(args, time.Now().Add(how.After).UnixMilli())
 	}
 	ended, err := all(ctx, tx, r.scan, r.texts.In(setting(endRows, how.Set("?2"))), args...)
-	return objects.Subtract(claims, ended), err
+	if lost = objects.Subtract(claims, ended); err != nil || len(lost) == 0 {
+		return lost, err
+	}
+	rows, err := all(ctx, tx, r.scan, r.texts.In(lookAtRows), list(idsOf(lost)))
+	for _, row := range rows {
+		if slices.ContainsFunc(lost, func(c objects.Claim) bool { return c.ID == row.ID && c.Session == row.Session && c.Token == row.Token }) {
+			return nil, &objects.Refused{Cause: fmt.Errorf("%w: row %s", errUnchanged, row.ID)}
+		}
+	}
+	return lost, err
+}
+
+var errUnchanged = errors.New("nothing is updated, a trigger ignores that")
+
+func idsOf(rows []objects.Claim) (ids []string) {
+	for _, row := range rows {
+		ids = append(ids, row.ID)
+	}
+	return ids
 }
 
 // FinishWith ends the claims of rows, and commits what fn writes in the same transaction. If some
