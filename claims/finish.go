@@ -209,39 +209,6 @@ func (q *Queue) FinishEach(ctx context.Context, claims ...Claim) error {
 	return q.opError("finish", errors.Join(q.endedError(claims, lost), failed))
 }
 
-// FinishRows finishes rows by their IDs, whichever sessions own them, even free ones. It is for operators who
-// know the outcome. It returns the IDs of the rows that exist. A former owner's Finish is refused. If a func
-// runs for the row in this process, it is told that the claim is lost. FinishRows needs [QueueConfig.Done],
-// and sets it anew in a row that is finished already. It finishes up to 1,000 rows in one statement.
-func (q *Queue) FinishRows(ctx context.Context, ids ...string) (finished []string, err error) {
-	if q.cfg.Done == "" {
-		err = fmt.Errorf("%w: FinishRows needs to know what it does to a row: set Done", tenure.ErrInvalid)
-	}
-	for _, id := range ids {
-		err = errors.Join(err, objects.ValidText("ID", id))
-	}
-	if err != nil {
-		return nil, q.opError("finish", err)
-	}
-	err = inGroups(q.rows.groups, ids, func(ids []string) error {
-		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.limit())
-		defer cancel()
-		rows, err := q.table.EndAny(ending, ids, q.limit())
-		if err != nil {
-			return err
-		}
-		for _, r := range rows {
-			finished = append(finished, r.ID)
-			if c := claimOf(q.cfg.Table, r.Session, r, true); r.Session != "" {
-				q.ended(&EndedError{[]Claim{c}}, c)
-			}
-		}
-		return nil
-	}, nil)
-	q.madeRoom()
-	return finished, q.opError("finish", err)
-}
-
 // endOne finishes a row, in one statement with those of concurrent calls.
 func (q *Queue) endOne(ctx context.Context, c Claim) (lost []objects.Claim, err error) {
 	result := <-q.startEnding(ctx, []Claim{c})[0].done // a statement that was sent may land even if ctx is done

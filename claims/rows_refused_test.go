@@ -403,7 +403,6 @@ func TestATriggerThatSuppressesTheUpdateIsNamedWhoeverFinishesARow(t *testing.T)
 			"Finish of some":   func() error { return a.rows.Finish(ctx, got...) },
 			"with a func":      func() error { return db.finish(a.rows, got[:1], writing(`SELECT 1`, nil)) },
 			"with a func, all": func() error { return db.finish(a.rows, got, writing(`SELECT 1`, nil)) },
-			"FinishRows":       func() error { _, err := a.rows.FinishRows(ctx, "1"); return err },
 			"Release":          func() error { return a.rows.Queue.Release(ctx, got[1]) },
 			"ReleaseAfter":     func() error { return a.rows.ReleaseAfter(ctx, time.Second, got[1]) },
 		} {

@@ -67,7 +67,6 @@ const (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?2))`
 	expiredRows     = `SELECT CAST({id} AS TEXT) FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= ?1 ORDER BY {expires} LIMIT ?2`
 	freeExpiredRows = `UPDATE {rows} SET {set} WHERE {id} IN (SELECT value FROM json_each(?1)) AND +{session} IS NOT NULL AND +{expires} <= ?4`
-	endAnyRows      = `UPDATE {rows} SET {session} = NULL{unexpired}{done} WHERE {id} IN (SELECT value FROM json_each(?1))`
 	// An ID of another type differs from its own text, so paging would never end.
 	ownedRows      = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') ORDER BY {id} LIMIT ?2`
 	ownedRowsAfter = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') AND {id} > ?3 ORDER BY {id} LIMIT ?2`
@@ -328,23 +327,6 @@ func (r *Rows) Expired(ctx context.Context, n int, limit time.Duration) ([]strin
 
 func (r *Rows) FreeExpired(ctx context.Context, ids []string, limit time.Duration) error {
 	return r.exec(ctx, limit, setting(freeExpiredRows, objects.Freeing{Lost: true}.Set()), list(ids), nil, nil, time.Now().UnixMilli())
-}
-
-func (r *Rows) EndAny(ctx context.Context, ids []string, limit time.Duration) (ended []objects.Claim, err error) {
-	err = r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
-		if ended, err = all(ctx, tx, r.scan, r.texts.In(lookAtRows), list(ids)); err != nil {
-			return err
-		}
-		result, err := tx.ExecContext(ctx, r.texts.In(endAnyRows), list(ids))
-		if err != nil {
-			return err
-		}
-		if n, _ := result.RowsAffected(); int(n) < len(ended) {
-			return &objects.Refused{Cause: errUnchanged}
-		}
-		return nil
-	})
-	return ended, err
 }
 
 func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
