@@ -48,10 +48,23 @@ func (q *Queue) FinishPostgres(ctx context.Context, claims []Claim, fn func(tx p
 	lost, fnErr, err := table.FinishWith(ctx, rowsOf(claims), q.idle(claims), fn)
 	if len(lost) > 0 { // fn was not called
 		if lost, err = q.endedOf(ctx, lost); err == nil && len(lost) == 0 {
-			lost, fnErr, err = table.FinishWith(ctx, rowsOf(claims), q.idle(claims), fn)
+			if lost, fnErr, err = table.FinishWith(ctx, rowsOf(claims), q.idle(claims), fn); len(lost) > 0 {
+				lost, err = q.endedOrUnchanged(ctx, lost)
+			}
 		}
 	}
 	return q.finished(claims, lost, fnErr, err)
+}
+
+// errUnchanged is the reason why a row is not finished that no other transaction keeps locked. Its claim still stands.
+var errUnchanged = errors.New("nothing is updated: a trigger prevents that")
+
+// endedOrUnchanged returns which claims have ended, of those that a statement that waits for locks has not ended.
+func (q *Queue) endedOrUnchanged(ctx context.Context, left []objects.Claim) (lost []objects.Claim, err error) {
+	if lost, err = q.endedOf(ctx, left); err == nil && len(lost) == 0 {
+		err = errUnchanged
+	}
+	return lost, err
 }
 
 // FinishSQLite is FinishPostgres for SQLite. Nothing else can write to the database while fn runs, so fn
@@ -86,7 +99,11 @@ func (q *Queue) FinishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *
 			return q.finished(claims, lost, nil, nil)
 		case !begun: // a failover had lost them
 			fnErr, _, err = q.finishTx(ctx, claims, db, opts, fn)
-			err = tenure.FenceError(err)
+			if err = tenure.FenceError(err); errors.Is(err, tenure.ErrLost) {
+				if lost, err = q.endedOrUnchanged(ctx, rowsOf(claims)); len(lost) > 0 {
+					return q.finished(claims, lost, nil, nil)
+				}
+			}
 		}
 	}
 	return q.finished(claims, nil, fnErr, err)
@@ -190,39 +207,6 @@ func (q *Queue) FinishEach(ctx context.Context, claims ...Claim) error {
 		failed = fmt.Errorf("%d rows are not finished, the first is %w", failures, failed)
 	}
 	return q.opError("finish", errors.Join(q.endedError(claims, lost), failed))
-}
-
-// FinishRows finishes rows by their IDs, whichever sessions own them, even free ones. It is for operators who
-// know the outcome. It returns the IDs of the rows that exist. A former owner's Finish is refused. If a func
-// runs for the row in this process, it is told that the claim is lost. FinishRows needs [QueueConfig.Done],
-// and sets it anew in a row that is finished already. It finishes up to 1,000 rows in one statement.
-func (q *Queue) FinishRows(ctx context.Context, ids ...string) (finished []string, err error) {
-	if q.cfg.Done == "" {
-		err = fmt.Errorf("%w: FinishRows needs to know what it does to a row: set Done", tenure.ErrInvalid)
-	}
-	for _, id := range ids {
-		err = errors.Join(err, objects.ValidText("ID", id))
-	}
-	if err != nil {
-		return nil, q.opError("finish", err)
-	}
-	err = inGroups(q.rows.groups, ids, func(ids []string) error {
-		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.limit())
-		defer cancel()
-		rows, err := q.table.EndAny(ending, ids, q.limit())
-		if err != nil {
-			return err
-		}
-		for _, r := range rows {
-			finished = append(finished, r.ID)
-			if c := claimOf(q.cfg.Table, r.Session, r, true); r.Session != "" {
-				q.ended(&EndedError{[]Claim{c}}, c)
-			}
-		}
-		return nil
-	}, nil)
-	q.madeRoom()
-	return finished, q.opError("finish", err)
 }
 
 // endOne finishes a row, in one statement with those of concurrent calls.

@@ -2,7 +2,6 @@ package claims_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -289,40 +288,5 @@ func TestEachRowOfABatchHasItsOwnVerdict(t *testing.T) {
 		require.Equal(db, 1, db.count(`SELECT count(*) FROM tasks WHERE status = 'done' AND session IS NULL`))
 		require.Equal(db, []bool{false, false, false, true}, []bool{w.rows.Holds(got[0]), w.rows.Holds(got[1]), w.rows.Holds(got[2]), w.rows.Holds(got[3])})
 		require.ErrorIs(db, w.rows.FinishEach(db.Context()), tenure.ErrInvalid)
-	})
-}
-
-func TestAnOperatorFinishesRowsWhoeverOwnsThem(t *testing.T) {
-	eachRowsServer(t, tasks, func(db *rowsDB) {
-		db.add(1, 5)
-		a, b := db.worker(claims.SessionConfig{}, tasks), db.worker(claims.SessionConfig{}, tasks)
-		mine, theirs := a.take(2), b.take(2) // a keeps one, so it has no other reason to look at its rows
-		told := make(chan error, 1)
-		begun := make(chan struct{})
-		go func() {
-			told <- a.rows.Do(context.Background(), mine[0], func(ctx context.Context) error {
-				close(begun)
-				select {
-				case <-ctx.Done():
-				case <-time.After(kit.Patience):
-					return errors.New("it was not told")
-				}
-				return errors.Join(context.Cause(ctx), a.rows.Finish(context.WithoutCancel(ctx), mine[0]))
-			})
-		}()
-		<-begun
-		finished, err := a.rows.FinishRows(db.Context(), "1", "3", "5", "77")
-		require.NoError(db, err)
-		require.ElementsMatch(db, []string{"1", "3", "5"}, finished)
-		require.ErrorIs(db, <-told, tenure.ErrLost)
-		require.Equal(db, 3, db.count(`SELECT count(*) FROM tasks WHERE status = 'done' AND session IS NULL AND id IN (1, 3, 5)`))
-		var ended *claims.EndedError
-		require.ErrorAs(db, b.rows.Finish(db.Context(), theirs...), &ended)
-		require.Equal(db, theirs[:1], ended.Claims)
-		require.NoError(db, b.rows.Finish(db.Context(), theirs[1]))
-		without := tasks
-		without.Done = ""
-		_, err = db.worker(claims.SessionConfig{}, without).rows.FinishRows(db.Context(), "4")
-		require.ErrorIs(db, err, tenure.ErrInvalid)
 	})
 }

@@ -127,7 +127,6 @@ func TestWhoeverEndsARowMakesRoomForTheNext(t *testing.T) {
 			"func": func(c claims.Claim) error {
 				return db.finish(a.rows, []claims.Claim{c}, func(exec) error { return nil })
 			},
-			"operator":      func(c claims.Claim) error { _, err := a.rows.FinishRows(ctx, c.Key.ID); return err },
 			"later":         func(c claims.Claim) error { return a.rows.ReleaseAfter(ctx, time.Hour, c) },
 			"session":       func(claims.Claim) error { db.removeSession(a.session.ID()); return nil },
 			"row exhausted": nil,

@@ -384,3 +384,40 @@ func TestRefusalsOfManyRowsAreOneLineEachTime(t *testing.T) {
 		kit.ExecSQL(t, w.db, `DROP TRIGGER refuses`)
 	})
 }
+
+// A trigger that suppresses an update is no lock of another transaction, and a row that it keeps is not finished.
+func TestATriggerThatSuppressesTheUpdateIsNamedWhoeverFinishesARow(t *testing.T) {
+	eachRowsServer(t, tasks, func(db *rowsDB) {
+		db.add(1, 3)
+		a := db.worker(claims.SessionConfig{TTL: 4 * time.Second}, tasks)
+		got := a.take(3)
+		if db.pool != nil {
+			db.exec(`CREATE FUNCTION suppress() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'`)
+			db.exec(`CREATE TRIGGER suppresses BEFORE UPDATE ON tasks FOR EACH ROW WHEN (NEW.id < 3 AND NEW.session IS NULL) EXECUTE FUNCTION suppress()`)
+		} else {
+			db.exec(`CREATE TRIGGER suppresses BEFORE UPDATE ON tasks WHEN NEW.id < 3 AND NEW.session IS NULL BEGIN SELECT RAISE(IGNORE); END`)
+		}
+		ctx := db.Context()
+		for what, end := range map[string]func() error{
+			"Finish of one":    func() error { return a.rows.Finish(ctx, got[0]) },
+			"Finish of some":   func() error { return a.rows.Finish(ctx, got...) },
+			"with a func":      func() error { return db.finish(a.rows, got[:1], writing(`SELECT 1`, nil)) },
+			"with a func, all": func() error { return db.finish(a.rows, got, writing(`SELECT 1`, nil)) },
+			"Release":          func() error { return a.rows.Queue.Release(ctx, got[1]) },
+			"ReleaseAfter":     func() error { return a.rows.ReleaseAfter(ctx, time.Second, got[1]) },
+		} {
+			err := end()
+			require.ErrorContains(db, err, "trigger", what)
+			require.NotErrorIs(db, err, tenure.ErrLost, what)
+			require.NotErrorIs(db, err, tenure.ErrInvalid, what)
+			require.NotContains(db, err.Error(), "locked", what)
+		}
+		require.Equal(db, 3, db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL AND status = 'queued'`))
+		err := a.rows.FinishEach(ctx, got...)
+		require.ErrorContains(db, err, "trigger")
+		require.NotErrorIs(db, err, tenure.ErrLost)
+		require.Equal(db, 1, db.count(`SELECT count(*) FROM tasks WHERE id = 3 AND session IS NULL AND status = 'done'`), "the others are finished")
+		db.exec(map[bool]string{true: `DROP TRIGGER suppresses ON tasks`, false: `DROP TRIGGER suppresses`}[db.pool != nil])
+		require.NoError(db, a.rows.Finish(ctx, got[:2]...))
+	})
+}

@@ -80,18 +80,3 @@ func TestTheArgumentsOfAFilterAreTheCallsOwn(t *testing.T) {
 		require.Equal(w, "11", (<-second)[0].Key.ID)
 	})
 }
-
-func TestRowsThatAnOperatorCouldNotFinishAreStillHeld(t *testing.T) {
-	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
-		rows := w.rowsOf(w.start("a"), effect)
-		mine := takeOf(w, rows, 1)
-		_, err := w.db.Exec(`CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
-		require.NoError(w, err)
-		finished, err := rows.FinishRows(w.Context(), mine[0].Key.ID)
-		require.ErrorContains(w, err, "refused")
-		require.Empty(w, finished)
-		require.True(w, rows.Holds(mine[0]))
-		_, err = w.db.Exec(`DROP TRIGGER refuses`)
-		require.NoError(w, err)
-	})
-}

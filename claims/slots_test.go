@@ -373,3 +373,16 @@ func TestSlotsUnderLoad(t *testing.T) {
 		})
 	}
 }
+
+// The recipe for IDs in the documents adds up the database's clock, in the token, and the process's.
+func TestAnOwnerWhoseClockIsFastUsesNoTimeOfItsSuccessor(t *testing.T) {
+	const token = int64(1_800_000_000_000_000)
+	for _, faster := range []float64{0.97, 1, 1.001, 1.03} {
+		for passed := time.Millisecond; passed < 10*365*24*time.Hour; passed *= 3 { // by the database's clock
+			last := timeOf(token, time.Duration(float64(passed)*faster))
+			successor := token + passed.Microseconds()
+			require.LessOrEqual(t, last, successor/1000, "%v at %v", passed, faster)
+			require.GreaterOrEqual(t, timeOf(token, passed), (token+passed.Microseconds()*29/30)/1000-1)
+		}
+	}
+}

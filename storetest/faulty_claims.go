@@ -221,12 +221,6 @@ func (r faultyRows) FreeExpired(ctx context.Context, ids []string, limit time.Du
 	return err
 }
 
-func (r faultyRows) EndAny(ctx context.Context, ids []string, limit time.Duration) ([]objects.Claim, error) {
-	return within(ctx, r.f, limit, r.call("end", "", "", ids), func(ctx context.Context) ([]objects.Claim, error) {
-		return r.table.EndAny(ctx, ids, limit)
-	})
-}
-
 func (r faultyRows) List(ctx context.Context, after string, n int, limit time.Duration) ([]objects.Claim, error) {
 	return within(ctx, r.f, limit, r.call("list", "", "", nil), func(ctx context.Context) ([]objects.Claim, error) {
 		return r.table.List(ctx, after, n, limit)

@@ -38,6 +38,7 @@ func (w *world) wire(servers int) *wire {
 	for i := range servers {
 		l.servers[fmt.Sprint("server", i)] = w.run(w.handler(queuehttp.Config{TTL: ttl}))
 	}
+	w.Cleanup(l.carries.Wait)
 	return l
 }
 

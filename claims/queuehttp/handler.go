@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"path"
@@ -34,7 +35,8 @@ type Config struct {
 	Payloads func(ctx context.Context, ids []string) (map[string]any, error)
 
 	// Finish ends the claims of results together with what it writes, with FinishPostgres, FinishSQLite or
-	// FinishTx of the queue, and returns their error. An error that is [tenure.ErrInvalid] tells the worker that
+	// FinishTx of the queue, and returns their error. There is at least one result, each is of another row of the
+	// queue, and a result that the worker has left out is null. An error that is [tenure.ErrInvalid] tells the worker that
 	// its result is invalid; the worker then gives the task back. Default: [claims.Queue.Finish], and results other
 	// than null are refused.
 	Finish func(ctx context.Context, results []Result) error
@@ -112,15 +114,15 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request) (status int, ou
 		w.Header().Set("Allow", http.MethodPost)
 		return http.StatusMethodNotAllowed, answer{Error: "use POST"}
 	}
-	in := request{Session: &session{}}
-	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, h.cfg.MaxBytes)).Decode(&in)
+	in, err := readRequest(http.MaxBytesReader(w, r.Body, h.cfg.MaxBytes))
 	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
 		return http.StatusRequestEntityTooLarge, answer{Error: fmt.Sprintf("the request has more than %d bytes: send fewer tasks at once, or smaller results", tooLarge.Limit)}
 	} else if err != nil {
 		return http.StatusBadRequest, answer{Error: fmt.Sprintf("the body must be a JSON object, as the documentation of package queuehttp shows: %v", err)}
 	}
-	in.Session = cmp.Or(in.Session, &session{}) // for "session": null
-	out, err = do(r.Context(), in)
+	if err = h.check(name, in); err == nil {
+		out, err = do(r.Context(), in)
+	}
 	var ended *claims.EndedError
 	switch {
 	case err == nil:
@@ -137,15 +139,95 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request) (status int, ou
 	return http.StatusServiceUnavailable, answer{Error: "the server can't do this now, and its log says why: repeat the request"}
 }
 
+// readRequest reads a body, which is one object.
+func readRequest(body io.Reader) (in request, err error) {
+	from := json.NewDecoder(body)
+	if err = from.Decode(&in); err != nil {
+		return in, err
+	}
+	switch _, err = from.Token(); err {
+	case io.EOF:
+		return in, nil
+	case nil:
+		err = errors.New("something follows the object")
+	}
+	return in, err
+}
+
+// check returns a [tenure.ErrInvalid] that says what the protocol does not allow in a request. Whatever the queue and
+// the funcs of the config get has passed it. It fills in what a worker may leave out of claims and results.
+func (h *Handler) check(name string, in request) error {
+	invalid := func(format string, args ...any) error {
+		return fmt.Errorf("%w: "+format, append([]any{tenure.ErrInvalid}, args...)...)
+	}
+	var given []*claims.Claim
+	ends := false
+	switch s := in.Session; name {
+	case "begin":
+		if in.Holder == "" {
+			return invalid("holder is empty: name the worker")
+		}
+	case "heartbeat", "take", "goodbye":
+		if s == nil || s.ID == "" || s.Term == "" || s.Token <= 0 {
+			return invalid("session is missing or incomplete: send what begin has returned")
+		}
+		if err := objects.ValidText("session", s.ID); err != nil {
+			return err
+		}
+		if name == "take" && in.N < 1 {
+			return invalid("%d rows are asked for", in.N)
+		}
+		given = pointers(in.Have, func(c *claims.Claim) *claims.Claim { return c })
+	case "finish":
+		for i := range in.Results {
+			r := &in.Results[i]
+			if r.Result == nil {
+				r.Result = json.RawMessage("null")
+			}
+			if h.cfg.Finish == nil && string(r.Result) != "null" {
+				return invalid("this queue takes no results: send none, or set Config.Finish at the server")
+			}
+		}
+		given, ends = pointers(in.Results, func(r *Result) *claims.Claim { return &r.Claim }), true
+	case "nack", "abandon":
+		if in.After != nil && *in.After < 0 {
+			return invalid("after_seconds is negative")
+		}
+		given, ends = pointers(in.Claims, func(c *claims.Claim) *claims.Claim { return c }), true
+	}
+	if ends && len(given) == 0 {
+		return invalid("no claims are given")
+	}
+	table, seen := h.queue.Config().Table, make(map[tenure.Key]bool, len(given))
+	for _, c := range given {
+		if _, err := c.Fence(); err != nil { // it is no claim at all
+			return err
+		}
+		if c.Key.Type != table || c.Attempt < 0 {
+			return invalid("%s with attempt %d is not a claim of this queue", c, c.Attempt)
+		}
+		if ends && seen[c.Key] { // a worker may have an earlier claim on a row, whose func has not returned
+			return invalid("the claim of %s is given twice", c)
+		}
+		seen[c.Key], c.Row = true, true
+	}
+	return nil
+}
+
+// pointers returns a pointer into each element.
+func pointers[T, P any](all []T, to func(*T) *P) (pointers []*P) {
+	for i := range all {
+		pointers = append(pointers, to(&all[i]))
+	}
+	return pointers
+}
+
 // lease returns the lease that is a worker's session.
 func (h *Handler) lease(id, holder string) (*tenure.Lease, error) {
 	return tenure.NewLease(h.store, tenure.LeaseConfig{Key: claims.SessionKey(id), Holder: holder, TTL: h.cfg.TTL, Logger: h.cfg.Logger})
 }
 
 func (h *Handler) begin(ctx context.Context, in request) (answer, error) {
-	if in.Holder == "" {
-		return answer{}, fmt.Errorf("%w: holder is empty: name the worker", tenure.ErrInvalid)
-	}
 	id := uuid.NewString() // never one that was used before
 	lease, err := h.lease(id, in.Holder)
 	if err != nil {
@@ -161,9 +243,6 @@ func (h *Handler) begin(ctx context.Context, in request) (answer, error) {
 // resume renews a worker's session, whichever server began it. Only the worker relies on the session, and this
 // server never does.
 func (h *Handler) resume(ctx context.Context, s *session) (*tenure.Lease, *tenure.Term, error) {
-	if s.ID == "" {
-		return nil, nil, fmt.Errorf("%w: session is missing: send what begin has returned", tenure.ErrInvalid)
-	}
 	lease, err := h.lease(s.ID, "")
 	if err != nil {
 		return nil, nil, err
@@ -252,9 +331,6 @@ func (h *Handler) finish(ctx context.Context, in request) (answer, error) {
 	}
 	var done []claims.Claim
 	for _, r := range in.Results {
-		if r.Result != nil && string(r.Result) != "null" {
-			return answer{}, fmt.Errorf("%w: this queue takes no results: send none, or set Config.Finish at the server", tenure.ErrInvalid)
-		}
 		done = append(done, r.Claim)
 	}
 	return answer{}, h.queue.Finish(ctx, done...)

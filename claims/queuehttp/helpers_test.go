@@ -153,6 +153,7 @@ func (w *world) finish(ctx context.Context, results []queuehttp.Result) error {
 type wire struct {
 	servers map[string]http.Handler
 	hook    atomic.Pointer[hook]
+	carries sync.WaitGroup // requests, also those that their clients have given up
 }
 
 // hook carries a request. The func that it gets lets a server answer it.
@@ -172,14 +173,14 @@ func (l *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 		err      error
 	}
 	done := make(chan result, 1)
-	go func() {
+	l.carries.Go(func() {
 		if h != nil {
 			response, err := (*h)(r, send)
 			done <- result{response, err}
 			return
 		}
 		done <- result{send(), nil}
-	}()
+	})
 	select {
 	case got := <-done:
 		return got.response, got.err

@@ -151,9 +151,6 @@ type RowsTable interface {
 	List(ctx context.Context, after string, n int, limit time.Duration) ([]Claim, error)
 	// End frees rows, and returns the claims that had ended before.
 	End(ctx context.Context, how Ending, claims []Claim, limit time.Duration) (lost []Claim, err error)
-	// EndAny finishes rows, whichever session owns them, as Done says, and returns them with their
-	// former owners.
-	EndAny(ctx context.Context, ids []string, limit time.Duration) ([]Claim, error)
 	// Expired returns the IDs of at most n rows whose claims have expired.
 	Expired(ctx context.Context, n int, limit time.Duration) ([]string, error)
 	// FreeExpired frees those of the rows whose claims have expired.

@@ -50,7 +50,7 @@ const (
 			SELECT EXISTS (SELECT FROM tenure_ordered) AND $1::text IS NOT NULL,
 				(SELECT ` + lockOfKey + ` FROM tenure_ordered WHERE NOT EXISTS (SELECT FROM tenure_locked) LIMIT 1),
 				set_config('tenure.keys', ARRAY(SELECT tenure_key FROM tenure_locked)::text, true)`
-	lockOfKey      = `hashtextextended(tenure_key::text, '{rows}'::regclass::oid::bigint)`
+	lockOfKey      = `hashtextextended(tenure_key::text, {rows_literal}::regclass::oid::bigint)`
 	takeRowsPerKey = `
 			WITH tenure_locked AS MATERIALIZED (
 				SELECT tenure_key, count(*) AS tenure_n FROM unnest(current_setting('tenure.keys')::{key_type}[]) tenure_key GROUP BY 1),

@@ -66,8 +66,8 @@ func newRowTexts(cfg objects.RowsConfig, found rowFacts) *objects.Texts {
 		d.Ready = " AND " + objects.Quoted(cfg.ID) + " <> ''"
 	}
 	return objects.NewTexts(slices.Concat(words(), cfg.Words(d), []string{
-		"{rows}", quoted(found.schema, cfg.Table), "{objects}", found.objects, "{type}", found.id,
-		"{key_type}", found.key,
+		"{rows}", quoted(found.schema, cfg.Table), "{rows_literal}", literal(quoted(found.schema, cfg.Table)), "{objects}", found.objects, "{type}", found.id,
+		"{key_type}", found.key, "{more}", "",
 	})...)
 }
 
@@ -118,12 +118,9 @@ const (
 				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND {session} IS NOT NULL AND {expires} <= clock_timestamp()
 				FOR NO KEY UPDATE SKIP LOCKED)
 			UPDATE {rows} SET {set} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id}::text, '', 0::bigint, 0`
-	endAnyRows = `
-			WITH tenure_locked AS MATERIALIZED (
-				SELECT {id} AS id, {session} AS session, {token} AS token FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) FOR NO KEY UPDATE),
-			tenure_ended AS (
-				UPDATE {rows} SET {session} = NULL{unexpired}{done} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id} AS id)
-			SELECT id::text, coalesce(session, ''), coalesce(token, 0), 0 FROM tenure_locked JOIN tenure_ended USING (id)`
+	// changedOrFail returns the ID of a row that was locked, and fails if the row was not updated then. The cast fails with
+	// a code that no ID of a wrong type has.
+	changedOrFail = `CASE WHEN tenure_id IS NULL THEN ('nothing is updated, a trigger prevents that: row ' || id::text)::date::text ELSE id::text END`
 	// Without the name of the table, ORDER BY would mean the ID as text.
 	ownedRows = `
 			SELECT ` + rowColumns + ` FROM {rows} r
@@ -159,15 +156,16 @@ const (
 	endRow = `
 				UPDATE {rows} SET {set}
 				WHERE {id} = $1::text::{type} AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3
-				RETURNING {id}::text, '', {token}, 0`
+				RETURNING {id}::text, '', {token}, 0{more}`
 	endRows = `
 				UPDATE {rows} r SET {set}
 				WHERE ` + givenRows + `
-				RETURNING {id}::text, '', {token}, 0`
+				RETURNING {id}::text, '', {token}, 0{more}`
 	endUnlockedRows = `
-				WITH tenure_locked AS MATERIALIZED (SELECT {id} AS id FROM {rows} r WHERE ` + givenRows + ` FOR NO KEY UPDATE SKIP LOCKED)
-				UPDATE {rows} SET {set} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked))
-				RETURNING {id}::text, '', {token}, 0`
+				WITH tenure_locked AS MATERIALIZED (SELECT {id} AS id FROM {rows} r WHERE ` + givenRows + ` FOR NO KEY UPDATE SKIP LOCKED),
+				tenure_ended AS (
+					UPDATE {rows} SET {set} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id} AS tenure_id, {token} AS token)
+				SELECT ` + changedOrFail + `, '', token, 0{more} FROM tenure_locked LEFT JOIN tenure_ended ON tenure_id = id`
 )
 
 // takeRowsFor is takeRows for a session that may have no record; if it has none, the statement returns a
@@ -334,11 +332,6 @@ func (r *Rows) Expired(ctx context.Context, n int, limit time.Duration) ([]strin
 func (r *Rows) FreeExpired(ctx context.Context, ids []string, limit time.Duration) error {
 	_, err := r.query(ctx, limit, 0, setting(freeExpiredRows, objects.Freeing{Lost: true}.Set()), ids)
 	return err
-}
-
-func (r *Rows) EndAny(ctx context.Context, ids []string, limit time.Duration) ([]objects.Claim, error) {
-	ended, err := r.query(ctx, limit, 0, endAnyRows, ids)
-	return ended, invalidID(err)
 }
 
 func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {

@@ -89,7 +89,7 @@ func (r *Rows) endAs(ctx context.Context, s *rowSetup, how objects.Ending, claim
 	var id txID
 	guard, args := endingSQL(how, claims)
 	begin := func(ctx context.Context, tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, s.texts.In(guard)+selectTxID, append([]any{replanned(tx.Conn())}, args...)...)
+		rows, err := tx.Query(ctx, s.texts.In(strings.Replace(guard, "{more}", selectTxID, 1)), append([]any{replanned(tx.Conn())}, args...)...)
 		if err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package pgobjects
 
 import (
 	"strconv"
+	"strings"
 
 	"github.com/tenurelib/tenure/internal/objects"
 )
@@ -41,6 +42,15 @@ func quoted(schema, table string) string {
 		return objects.Quoted(table)
 	}
 	return objects.Quoted(schema, table)
+}
+
+// literal returns a text as a constant in a statement, whatever standard_conforming_strings is.
+func literal(text string) string {
+	constant := "'" + strings.ReplaceAll(text, "'", "''") + "'"
+	if strings.Contains(text, `\`) {
+		return "E" + strings.ReplaceAll(constant, `\`, `\\`)
+	}
+	return constant
 }
 
 // server is a number that differs between servers, and after a restart.

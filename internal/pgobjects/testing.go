@@ -56,7 +56,6 @@ func (r *Rows) Statements(session string, ids []string, tokens []int64) (sql map
 		add("ready per key", whichAreReadyPerKey, session, 10, []string{}, nil)
 	}
 	add("take for", takeRowsFor, session, 10, []string{}, nil)
-	add("end any", endAnyRows, ids)
 	end := func(name string, how objects.Ending, claims []objects.Claim) {
 		text, with := endingSQL(how, claims)
 		add(name, text, with...)

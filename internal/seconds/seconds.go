@@ -3,6 +3,7 @@ package seconds
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"time"
 )
@@ -21,6 +22,10 @@ func (d *Duration) UnmarshalJSON(data []byte) error {
 	if err := json.Unmarshal(data, &seconds); err != nil {
 		return err
 	}
-	*d = Duration(math.Round(seconds * float64(time.Second)))
+	nanos := math.Round(seconds * float64(time.Second))
+	if math.Abs(nanos) >= math.MaxInt64 { // what a conversion makes of it depends on the processor
+		return fmt.Errorf("%g seconds are more than %v", seconds, time.Duration(math.MaxInt64))
+	}
+	*d = Duration(nanos)
 	return nil
 }

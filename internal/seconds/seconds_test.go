@@ -30,8 +30,10 @@ func TestADurationIsANumberOfSecondsAndIsReadBack(t *testing.T) {
 		if err := json.Unmarshal(written, &status); err != nil || read != d {
 			t.Errorf("%s is read as %v (%v), want %v", written, read, err, d)
 		}
-		if err := json.Unmarshal([]byte(`{"ttl_seconds": "1 s"}`), &status); err == nil || read != d {
-			t.Errorf("a string is read as %v (%v)", read, err)
+		for _, bad := range []string{`"1 s"`, `1e300`, `-1e300`, `9223372036.854775808`} {
+			if err := json.Unmarshal([]byte(`{"ttl_seconds": `+bad+`}`), &status); err == nil || read != d {
+				t.Errorf("%s is read as %v (%v)", bad, read, err)
+			}
 		}
 	}
 }

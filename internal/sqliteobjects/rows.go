@@ -67,7 +67,6 @@ const (
 				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?2))`
 	expiredRows     = `SELECT CAST({id} AS TEXT) FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= ?1 ORDER BY {expires} LIMIT ?2`
 	freeExpiredRows = `UPDATE {rows} SET {set} WHERE {id} IN (SELECT value FROM json_each(?1)) AND +{session} IS NOT NULL AND +{expires} <= ?4`
-	endAnyRows      = `UPDATE {rows} SET {session} = NULL{unexpired}{done} WHERE {id} IN (SELECT value FROM json_each(?1))`
 	// An ID of another type differs from its own text, so paging would never end.
 	ownedRows      = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') ORDER BY {id} LIMIT ?2`
 	ownedRowsAfter = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') AND {id} > ?3 ORDER BY {id} LIMIT ?2`
@@ -330,16 +329,6 @@ func (r *Rows) FreeExpired(ctx context.Context, ids []string, limit time.Duratio
 	return r.exec(ctx, limit, setting(freeExpiredRows, objects.Freeing{Lost: true}.Set()), list(ids), nil, nil, time.Now().UnixMilli())
 }
 
-func (r *Rows) EndAny(ctx context.Context, ids []string, limit time.Duration) (ended []objects.Claim, err error) {
-	err = r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
-		if ended, err = all(ctx, tx, r.scan, r.texts.In(lookAtRows), list(ids)); err == nil {
-			_, err = tx.ExecContext(ctx, r.texts.In(endAnyRows), list(ids))
-		}
-		return err
-	})
-	return ended, err
-}
-
 func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
 	if err := r.ready(ctx, limit); err != nil {
 		return nil, err
@@ -370,7 +359,25 @@ func (r *Rows) end(ctx context.Context, tx *sql.Tx, how objects.Ending, claims [
 		args = append(args, time.Now().Add(how.After).UnixMilli())
 	}
 	ended, err := all(ctx, tx, r.scan, r.texts.In(setting(endRows, how.Set("?2"))), args...)
-	return objects.Subtract(claims, ended), err
+	if lost = objects.Subtract(claims, ended); err != nil || len(lost) == 0 {
+		return lost, err
+	}
+	rows, err := all(ctx, tx, r.scan, r.texts.In(lookAtRows), list(idsOf(lost)))
+	for _, row := range rows {
+		if slices.ContainsFunc(lost, func(c objects.Claim) bool { return c.ID == row.ID && c.Session == row.Session && c.Token == row.Token }) {
+			return nil, &objects.Refused{Cause: fmt.Errorf("%w: row %s", errUnchanged, row.ID)}
+		}
+	}
+	return lost, err
+}
+
+var errUnchanged = errors.New("nothing is updated, a trigger ignores that")
+
+func idsOf(rows []objects.Claim) (ids []string) {
+	for _, row := range rows {
+		ids = append(ids, row.ID)
+	}
+	return ids
 }
 
 // FinishWith ends the claims of rows, and commits what fn writes in the same transaction. If some

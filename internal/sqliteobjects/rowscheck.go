@@ -5,9 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
@@ -41,7 +39,7 @@ func (r *Rows) Check(ctx context.Context, limit time.Duration) error {
 	if err != nil {
 		return explain(err)
 	}
-	if err := objects.RefusedRows(fmt.Sprintf("%q", r.cfg.Table), wrong); err != nil {
+	if err := objects.RefusedRows(objects.Quoted(r.cfg.Table), wrong); err != nil {
 		return err
 	}
 	end := func(how objects.Ending) string { return setting(endRows, how.Set("")) }
@@ -73,7 +71,19 @@ var rowTypes = objects.RowsTypes{
 	ID: []string{"TEXT", "INTEGER"}, Session: []string{"TEXT"}, Token: []string{"INTEGER"}, Attempts: []string{"INTEGER"}, NotBefore: []string{"INTEGER"},
 }
 
-var where = regexp.MustCompile(`(?is)\)\s*WHERE\s+(.*)$`)
+// hasOwned reports whether an index has all rows that are owned. SQLite itself decides that: its text may quote the
+// session's column in several ways.
+func (r *Rows) hasOwned(ctx context.Context, index string) (bool, error) {
+	if _, err := all(ctx, r.claims.table.db, func(rows *sql.Rows) (detail string, err error) {
+		var ignored int
+		return detail, rows.Scan(&ignored, &ignored, &ignored, &detail)
+	}, r.texts.In(`EXPLAIN QUERY PLAN SELECT 1 FROM {rows} INDEXED BY `)+objects.Quoted(index)+r.texts.In(` WHERE {session} IS NOT NULL`)); err == nil {
+		return true, nil
+	} else if ctx.Err() != nil || isBusy(err) {
+		return false, err
+	}
+	return false, nil // no query solution
+}
 
 func (r *Rows) wrong(ctx context.Context) (wrong []string, err error) {
 	cfg, db := r.cfg, r.claims.table.db
@@ -99,20 +109,18 @@ func (r *Rows) wrong(ctx context.Context) (wrong []string, err error) {
 		return nil, err
 	}
 	type index struct {
-		name   string
-		unique bool
-		ddl    string // of a partial one
+		name            string
+		unique, partial bool
 	}
 	columnsOf := make(map[index][]string)
 	_, err = all(ctx, db, func(rows *sql.Rows) (i index, err error) {
 		var column string
-		err = rows.Scan(&i.name, &i.unique, &column, &i.ddl)
+		err = rows.Scan(&i.name, &i.unique, &i.partial, &column)
 		columnsOf[i] = append(columnsOf[i], column)
 		return i, err
 	}, `
-		SELECT l.name, l."unique", coalesce(i.name, ''), CASE WHEN l.partial THEN coalesce(s.sql, '') ELSE '' END
-		FROM pragma_index_list(?1, 'main') l JOIN pragma_index_info(l.name, 'main') i LEFT JOIN main.sqlite_schema s ON s.name = l.name AND s.type = 'index'
-		ORDER BY l.name, i.seqno`, cfg.Table)
+		SELECT l.name, l."unique", l.partial, coalesce(i.name, '')
+		FROM pragma_index_list(?1, 'main') l JOIN pragma_index_info(l.name, 'main') i ORDER BY l.name, i.seqno`, cfg.Table)
 	if err != nil {
 		return nil, err
 	}
@@ -127,15 +135,16 @@ func (r *Rows) wrong(ctx context.Context) (wrong []string, err error) {
 		}
 		found.Unique = found.Unique || c.name == cfg.ID && c.pk == 1 && c.pks == 1
 	}
-	ownedOnly := regexp.MustCompile(`(?i)^"?` + regexp.QuoteMeta(cfg.Session) + `"?\s+IS\s+NOT\s+NULL$`)
 	for i, columns := range columnsOf {
-		predicate := ""
-		if matched := where.FindStringSubmatch(i.ddl); matched != nil {
-			predicate = strings.TrimSpace(matched[1])
+		found.Unique = found.Unique || i.unique && !i.partial && slices.Equal(columns, []string{cfg.ID}) && slices.Contains(found.NotNull, cfg.ID)
+		if bySession := len(columns) >= 2 && slices.Equal(columns[:2], []string{cfg.Session, cfg.ID}); bySession || i.partial && columns[0] == cfg.PerKey {
+			hasOwned, err := r.hasOwned(ctx, i.name)
+			if err != nil {
+				return nil, err
+			}
+			found.BySession = found.BySession || bySession && hasOwned
+			found.PerKey = found.PerKey || !bySession && hasOwned
 		}
-		found.Unique = found.Unique || i.unique && predicate == "" && slices.Equal(columns, []string{cfg.ID}) && slices.Contains(found.NotNull, cfg.ID)
-		found.BySession = found.BySession || len(columns) >= 2 && slices.Equal(columns[:2], []string{cfg.Session, cfg.ID}) && (predicate == "" || ownedOnly.MatchString(predicate))
-		found.PerKey = found.PerKey || columns[0] == cfg.PerKey && ownedOnly.MatchString(predicate)
 	}
 	bySession, _ := rowIndexes(cfg)
 	return cfg.Wrong(found, rowTypes, RowsDDL(cfg), bySession, cfg.PerKeyIndex(objects.Quoted(cfg.Table), func(suffix string) string { return objects.Quoted(cfg.Table + suffix) })), nil

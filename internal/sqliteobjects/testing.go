@@ -8,7 +8,7 @@ func (r *Rows) Statements() map[string]string {
 	for name, text := range map[string]string{
 		"ready": readyRows, "take": takeRows, "free": setting(freeRows, "{session} = NULL"), "owned": ownedRows, "owned after": ownedRowsAfter,
 		"sessions": sessionsOfRows, "stand": lookAtRows, "done": setting(endRows, "{session} = NULL{done}"), "statement": endRowOrFail,
-		"ready for": forRemote(readyRows), "end any": endAnyRows, "expired": expiredRows, "expire": setting(freeExpiredRows, "{session} = NULL"),
+		"ready for": forRemote(readyRows), "expired": expiredRows, "expire": setting(freeExpiredRows, "{session} = NULL"),
 		"open": openRows, "open of all": openRowsOfAll,
 	} {
 		if r.cfg.PerKey == "" && strings.HasPrefix(name, "open") {
