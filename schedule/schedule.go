@@ -92,6 +92,9 @@ type Schedule struct {
 	otherLocation sync.Once // for the warning that the record has another Location
 }
 
+// hostLocation is [time.Local] as the host has it. A program that sets time.Local later does so in all replicas.
+var hostLocation = time.Local
+
 // New returns a schedule, or a [tenure.ErrInvalid] that names everything that is wrong
 // with the config. It does no I/O.
 func New(cfg Config) (*Schedule, error) {
@@ -104,7 +107,9 @@ func New(cfg Config) (*Schedule, error) {
 	problems.If(cfg.Retry < 0, "Retry %v is negative", cfg.Retry)
 	cfg.Location = cmp.Or(cfg.Location, time.UTC)
 	name := cfg.Location.String()
-	problems.If(name == time.Local.String(), "Location is time.Local, which need not be the same in all replicas: load one by its name")
+	// Not by its name alone: where TZ names a zone, or none is set, time.Local has the name of a zone that may be loaded.
+	problems.If(cfg.Location == hostLocation && cfg.Location != time.UTC || name == "Local",
+		"Location is time.Local, which need not be the same in all replicas: load one by its name")
 	problems.If(name == "", "Location has no name")
 	if err := problems.Err(); err != nil {
 		return nil, fmt.Errorf("schedule: new: %w", err)
