@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure/internal/health"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/report"
 )
@@ -359,8 +360,8 @@ func (c *Coordinator) Resign(ctx context.Context) error { return c.ResignFor(ctx
 // after the release. A handover to it by name brings it back earlier: see
 // [Lease.RequestHandover]. Of several calls in one term, only the first sets the time.
 func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
-	if away < 0 {
-		return fmt.Errorf("tenure: resign %s: %w: away %v is negative", c.lease.cfg.Key, ErrInvalid, away)
+	if err := objects.ValidDuration("away", away, "time.Second"); err != nil {
+		return fmt.Errorf("tenure: resign %s: %w", c.lease.cfg.Key, err)
 	}
 	c.mu.Lock()
 	resign := c.endByResigning(away)

@@ -132,8 +132,8 @@ func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
 		kinds:   make(map[string]*kind),
 	}
 	t, err := s.newTerm()
-	if err == nil && cfg.PollInterval < 0 {
-		err = fmt.Errorf("%w: PollInterval %v is negative", tenure.ErrInvalid, cfg.PollInterval)
+	if err == nil {
+		err = objects.ValidDuration("PollInterval", cfg.PollInterval, "time.Second")
 	}
 	if err != nil {
 		return nil, opError("new session", err)

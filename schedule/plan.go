@@ -3,6 +3,8 @@ package schedule
 import (
 	"fmt"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // Plan names the times at which a job is due, its slots. The schedules of
@@ -18,10 +20,15 @@ type Plan interface {
 
 // Interval returns the plan whose slots are all multiples of an interval, plus a phase, since midnight UTC on 1
 // January 1970. For example, Interval(24*time.Hour, 3*time.Hour) is daily at 03:00 UTC, whenever the program
-// was started. It panics if the interval is not positive.
+// was started. It panics if the interval is not positive, or if one of the two lacks its unit.
 func Interval(interval, phase time.Duration) Plan {
 	if interval <= 0 {
 		panic(fmt.Sprintf("schedule: Interval: interval %v is not positive", interval))
+	}
+	for name, d := range map[string]time.Duration{"interval": interval, "phase": max(phase, -phase)} {
+		if err := objects.ValidDuration(name, d, "time.Hour"); err != nil {
+			panic(fmt.Sprintf("schedule: Interval: %v", err))
+		}
 	}
 	return every{interval, phase}
 }

@@ -104,7 +104,7 @@ func New(cfg Config) (*Schedule, error) {
 	problems.If(objects.IsNil(cfg.Plan), "Plan is nil")
 	problems.If(cfg.Do == nil, "Do is nil")
 	problems.If(cfg.Missed < RunLatest || cfg.Missed > Skip, "Missed is %d, which is none of the constants", cfg.Missed)
-	problems.If(cfg.Retry < 0, "Retry %v is negative", cfg.Retry)
+	problems.Duration("Retry", cfg.Retry)
 	cfg.Location = cmp.Or(cfg.Location, time.UTC)
 	name := cfg.Location.String()
 	// Not by its name alone: where TZ names a zone, or none is set, time.Local has the name of a zone that may be loaded.
