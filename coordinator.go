@@ -69,8 +69,9 @@ func (c *Coordinator) Config() CoordinatorConfig { return c.cfg }
 
 // Run competes for the lease and runs the job for each term that it gets, until ctx is done.
 // Then it tells the job to return, waits until it has, releases the lease, and returns nil.
-// No error of the store ends it, with one exception: Run returns [ErrSetup] at once if another
-// process competes on the same SQLite file and one of the two is not Shared.
+// No error of the store ends it, with two exceptions: Run returns [ErrSetup] at once if another
+// process competes on the same SQLite file and one of the two is not Shared, and [ErrClosed] if
+// the store is closed for good, once a term that it held is over.
 //
 // If the job, the Logger or the Trace panics, Run ends the term, releases the lease, and then
 // panics with a [*JobPanic]. A second call while Run is running returns [ErrInvalid].
@@ -83,6 +84,9 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	standby := standby{base: &c.base, hints: hints}
 	for pause := time.Duration(0); ctx.Err() == nil; {
 		term := c.standBy(ctx, &standby, pause)
+		if standby.over != nil {
+			return fmt.Errorf("tenure: run %s: %w", c.lease.cfg.Key, standby.over)
+		}
 		if pause = 0; term != nil {
 			resign, cause := c.hold(ctx, term, hints)
 			pause = standby.stayAway(term, cause, resign)

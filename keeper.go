@@ -105,7 +105,7 @@ func (b *base) useStore(ctx context.Context) (done func(), err error) {
 		asking, cancel := context.WithTimeout(ctx, b.caller.timeout)
 		done, err := file.use(asking)
 		cancel()
-		if err == nil || errors.Is(err, objects.ErrInUse) {
+		if err == nil || errors.Is(err, objects.ErrInUse) || objects.IsClosed(err) {
 			return done, err
 		}
 		b.monitor.logFailure("failed to use the store; retrying", err)
