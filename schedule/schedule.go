@@ -111,6 +111,9 @@ func New(cfg Config) (*Schedule, error) {
 	problems.If(cfg.Location == hostLocation && cfg.Location != time.UTC || name == "Local",
 		"Location is time.Local, which need not be the same in all replicas: load one by its name")
 	problems.If(name == "", "Location has no name")
+	if !objects.IsNil(cfg.Plan) {
+		problems.Add(located{cfg.Plan, cfg.Location}.checkAnchor(time.Now()))
+	}
 	if err := problems.Err(); err != nil {
 		return nil, fmt.Errorf("schedule: new: %w", err)
 	}
