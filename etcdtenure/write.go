@@ -124,9 +124,6 @@ func (s *Store) try(ctx context.Context, r request) (*clientv3.TxnResponse, erro
 // lease although the servers are back.
 func (s *shared) connectNow() {
 	const least = 500 * time.Millisecond // between two attempts
-	if s.client.Ctx().Err() != nil {
-		return fmt.Errorf("%w: the client of etcd was closed: %w", tenure.ErrClosed, err)
-	}
 	conn := s.client.ActiveConnection()
 	if conn == nil || conn.GetState() != connectivity.TransientFailure {
 		return
