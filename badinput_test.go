@@ -8,7 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/http"
+	"reflect"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -18,9 +21,13 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/claims/queuehttp"
 	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/route"
 	"github.com/tenurelib/tenure/schedule"
+	"github.com/tenurelib/tenure/shards"
 	"github.com/tenurelib/tenure/storetest"
+	"github.com/tenurelib/tenure/witness"
 )
 
 // errPanicked stands for a panic that the documentation announces.
@@ -268,7 +275,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		{"to undrain without a store", tenure.ClearDrain(ctx, nil, "a"), tenure.ErrInvalid,
 			"tenure: undrain a: invalid argument: store is nil"},
 		{"a lease without a key", errOf(tenure.NewLease(untouched{t}, tenure.LeaseConfig{TTL: 1})), tenure.ErrInvalid,
-			`tenure: new lease: invalid argument: Key is empty: name the lease, for example Key{Type: "lease", ID: "sweeper"}` + "\n" + `invalid argument: TTL 1ns is not between 10ms and 8760h0m0s`},
+			`tenure: new lease: invalid argument: Key is empty: name the lease, for example Key{Type: "lease", ID: "sweeper"}` + "\n" + `invalid argument: TTL 1ns is below 1ms: did you mean 1*time.Second?`},
 		{"a lease whose key has no id", newLease(tenure.LeaseConfig{Key: tenure.Key{Type: "x"}}), tenure.ErrInvalid,
 			`tenure: new lease: invalid argument: key "x/" has an empty id`},
 		{"a lease whose key has no type", newLease(tenure.LeaseConfig{Key: tenure.Key{ID: "x"}}), tenure.ErrInvalid,
@@ -286,7 +293,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		{"a TTL that is negative", newLease(tenure.LeaseConfig{TTL: -time.Second}), tenure.ErrInvalid,
 			"tenure: new lease: invalid argument: TTL -1s is not between 10ms and 8760h0m0s"},
 		{"a TTL that is too short", newLease(tenure.LeaseConfig{TTL: 30}), tenure.ErrInvalid,
-			"tenure: new lease: invalid argument: TTL 30ns is not between 10ms and 8760h0m0s"},
+			"tenure: new lease: invalid argument: TTL 30ns is below 1ms: did you mean 30*time.Second?"},
 		{"a TTL that is too long", newLease(tenure.LeaseConfig{TTL: math.MaxInt64}), tenure.ErrInvalid,
 			"tenure: new lease: invalid argument: TTL 2562047h47m16.854775807s is not between 10ms and 8760h0m0s"},
 		{"a margin that is negative", newLease(tenure.LeaseConfig{Margin: -1}), tenure.ErrInvalid,
@@ -298,7 +305,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		{"a unique holder without a name", newLease(tenure.LeaseConfig{AssumeUniqueHolder: true}), tenure.ErrInvalid,
 			"tenure: new lease: invalid argument: AssumeUniqueHolder needs a Holder that only this process has, and Holder is empty"},
 		{"all of these at once", newLease(tenure.LeaseConfig{Key: tenure.Key{Type: "x"}, TTL: 1, Holder: "\x00", Expiry: 2}), tenure.ErrInvalid,
-			"tenure: new lease: invalid argument: key \"x/\" has an empty id\ninvalid argument: holder \"\\x00\" is not UTF-8 text without NUL\ninvalid argument: TTL 1ns is not between 10ms and 8760h0m0s\ninvalid argument: Expiry 2 is neither StoreClock nor Observed"},
+			"tenure: new lease: invalid argument: key \"x/\" has an empty id\ninvalid argument: holder \"\\x00\" is not UTF-8 text without NUL\ninvalid argument: TTL 1ns is below 1ms: did you mean 1*time.Second?\ninvalid argument: Expiry 2 is neither StoreClock nor Observed"},
 
 		{"a coordinator without a lease", errOf(tenure.NewCoordinator(nil, tenure.CoordinatorConfig{Watch: job})), tenure.ErrInvalid,
 			"tenure: new coordinator: invalid argument: lease is nil"},
@@ -312,6 +319,8 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 			"tenure: new coordinator: invalid argument: AcquireInterval -1ns is not between 0 and 8760h0m0s"},
 		{"an attempt that never comes", withJob(tenure.CoordinatorConfig{AcquireInterval: math.MaxInt64}), tenure.ErrInvalid,
 			"tenure: new coordinator: invalid argument: AcquireInterval 2562047h47m16.854775807s is not between 0 and 8760h0m0s"},
+		{"a renewal whose unit is missing", withJob(tenure.CoordinatorConfig{RenewInterval: 10}), tenure.ErrInvalid,
+			"tenure: new coordinator: invalid argument: RenewInterval 10ns is below 1ms: did you mean 10*time.Second?"},
 		{"a deadline in the past", withJob(tenure.CoordinatorConfig{RenewDeadline: -time.Second}), tenure.ErrInvalid,
 			"tenure: new coordinator: invalid argument: RenewDeadline -1s is not at least 1s above RenewInterval 10s"},
 		{"a deadline before time began", withJob(tenure.CoordinatorConfig{RenewDeadline: math.MinInt64}), tenure.ErrInvalid,
@@ -612,5 +621,62 @@ func TestAStoreThatWasNeverSetIsInvalidEverywhere(t *testing.T) {
 			}
 		}
 		kit.WantErr(t, panicOf(func() { storetest.Faulty(plain, nil) }), errPanicked)
+	}
+}
+
+// A field of type time.Duration that is set to 10 means ten nanoseconds.
+func TestADurationWithoutAUnitIsRefusedWithTheLikelyOne(t *testing.T) {
+	store := kit.OpenSQLite(t, ":memory:")
+	lease := kit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{})
+	session := kit.Must(claims.NewSession(store, claims.SessionConfig{Labels: map[string]string{"address": "127.0.0.1:1"}, Logger: kit.Quiet}))
+	keys := kit.Must(claims.NewKeys(session, "k"))
+	queue := kit.Must(claims.NewQueue(store, claims.QueueConfig{Table: "t", NotBefore: "n"}))
+	for _, config := range []struct {
+		cfg any
+		new func(cfg any) error
+	}{
+		{tenure.LeaseConfig{Key: kit.LeaseKey}, func(cfg any) error { return errOf(tenure.NewLease(storetest.NewMem(), cfg.(tenure.LeaseConfig))) }},
+		{tenure.CoordinatorConfig{Check: func(context.Context, tenure.Role) error { return nil }, Outranks: func(tenure.Holding) bool { return false }},
+			func(cfg any) error { return errOf(tenure.NewCoordinator(lease, cfg.(tenure.CoordinatorConfig))) }},
+		{claims.SessionConfig{}, func(cfg any) error { return errOf(claims.NewSession(store, cfg.(claims.SessionConfig))) }},
+		{claims.QueueConfig{Table: "t", NotBefore: "n"}, func(cfg any) error { return errOf(claims.NewQueue(store, cfg.(claims.QueueConfig))) }},
+		{queuehttp.Config{}, func(cfg any) error { return errOf(queuehttp.NewHandler(store, queue, cfg.(queuehttp.Config))) }},
+		{route.Config{}, func(cfg any) error {
+			return errOf(route.Keys(keys, func(*http.Request) string { return "" }, cfg.(route.Config)))
+		}},
+		{schedule.Config{Store: store, Key: tenure.Key{Type: "t", ID: "1"}, Plan: schedule.Interval(time.Hour, 0), Do: func(context.Context, schedule.Slot) error { return nil }},
+			func(cfg any) error { return errOf(schedule.New(cfg.(schedule.Config))) }},
+		{shards.Config{Kind: "k", Count: 1, Work: func(context.Context, string) error { return nil }},
+			func(cfg any) error { return errOf(shards.New(session, cfg.(shards.Config))) }},
+		{witness.Config{Open: func(context.Context) (tenure.Store, error) { return store, nil }},
+			func(cfg any) error { return errOf(witness.Run(cfg.(witness.Config), "/no/such/program")) }},
+	} {
+		if _, ok := config.cfg.(witness.Config); ok && runtime.GOOS != "linux" {
+			continue // it is unsupported
+		}
+		for _, field := range reflect.VisibleFields(reflect.TypeOf(config.cfg)) {
+			if field.Type != reflect.TypeFor[time.Duration]() {
+				continue
+			}
+			for d, meant := range map[time.Duration]string{10: "10*time.Second", 5000: "5000*time.Millisecond"} {
+				cfg := reflect.New(reflect.TypeOf(config.cfg)).Elem()
+				cfg.Set(reflect.ValueOf(config.cfg))
+				cfg.FieldByIndex(field.Index).SetInt(int64(d))
+				err, want := config.new(cfg.Interface()), fmt.Sprintf("%s %v is below 1ms: did you mean %s?", field.Name, d, meant)
+				if !errors.Is(err, tenure.ErrInvalid) || !strings.Contains(fmt.Sprint(err), want) {
+					t.Errorf("%T with %s %v: %v, not %q", config.cfg, field.Name, d, err, want)
+				}
+			}
+		}
+	}
+	for want, misread := range map[string]func(){
+		"did you mean 10*time.Second?": func() { tenure.Every(10, kit.Succeeds) },
+		"did you mean 20*time.Second?": func() { tenure.AtMost(20, kit.Succeeds) },
+		"did you mean 24*time.Hour?":   func() { schedule.Interval(24, 3*time.Hour) },
+		"did you mean 3*time.Hour?":    func() { schedule.Interval(24*time.Hour, 3) },
+	} {
+		if err := panicOf(misread); !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, not %q", err, want)
+		}
 	}
 }

@@ -53,7 +53,7 @@ const UniqueWithin = "unique-within"
 // everything that is wrong with it.
 func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 	cfg.Name = cmp.Or(cfg.Name, cfg.Key.ID)
-	unnamed := cfg.Holder == ""
+	unnamed, given := cfg.Holder == "", cfg
 	cfg.Holder = cmp.Or(cfg.Holder, ReplicaID())
 	cfg.TTL = cmp.Or(cfg.TTL, DefaultTTL)
 	cfg.Margin = cmp.Or(cfg.Margin, cfg.TTL/30)
@@ -67,9 +67,12 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 		problems.Add(Object{Key: cfg.Key, Name: cfg.Name, Labels: cfg.Labels}.Validate())
 	}
 	problems.Add(objects.ValidName("holder", cfg.Holder))
+	unit := objects.ValidDuration("TTL", max(cfg.TTL, 0), "time.Second")
 	fits := cfg.TTL >= minimumTTL && cfg.TTL <= maximumTTL
-	problems.If(!fits, "TTL %v is not between %v and %v", cfg.TTL, minimumTTL, maximumTTL)
+	problems.If(!fits && unit == nil, "TTL %v is not between %v and %v", cfg.TTL, minimumTTL, maximumTTL)
+	problems.Add(unit)
 	problems.If(fits && (cfg.Margin < 0 || cfg.Margin >= cfg.TTL), "Margin %v is not between 0 and the TTL of %v", cfg.Margin, cfg.TTL)
+	problems.Duration("Margin", max(given.Margin, 0))
 	for name := range cfg.Labels {
 		problems.If(strings.HasPrefix(name, record.Reserved), "the label %q has the prefix %q, which is reserved", name, record.Reserved)
 	}
@@ -190,6 +193,7 @@ type CoordinatorConfig struct {
 const longestAcquireInterval = 10 * time.Second
 
 func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig, error) {
+	set := cfg
 	cfg.RenewInterval = cmp.Or(cfg.RenewInterval, lease.TTL/3)
 	cfg.AcquireInterval = cmp.Or(cfg.AcquireInterval, min(lease.TTL/6, longestAcquireInterval))
 	cfg.RenewDeadline = cmp.Or(cfg.RenewDeadline, lease.TTL*2/3)
@@ -204,16 +208,19 @@ func (cfg CoordinatorConfig) withDefaults(lease LeaseConfig) (CoordinatorConfig,
 	}
 
 	var problems objects.Problems
-	problems.If(cfg.RenewInterval < 0, "RenewInterval %v is negative", cfg.RenewInterval)
+	problems.Duration("RenewInterval", set.RenewInterval)
+	problems.Duration("AcquireInterval", max(set.AcquireInterval, 0))
 	problems.If(cfg.AcquireInterval < 0 || cfg.AcquireInterval > maximumTTL,
 		"AcquireInterval %v is not between 0 and %v", cfg.AcquireInterval, maximumTTL)
+	problems.Duration("RenewDeadline", max(set.RenewDeadline, 0))
+	problems.Duration("CheckTimeout", max(set.CheckTimeout, 0))
 	problems.If(given.CheckTimeout != 0 && cfg.Check == nil, "CheckTimeout is %v, and Check is nil", given.CheckTimeout)
 	problems.If(given.CheckFailures != 0 && cfg.Check == nil, "CheckFailures is %d, and Check is nil", given.CheckFailures)
 	problems.If(given.CheckTimeout < 0 || given.CheckTimeout > 0 && given.CheckTimeout >= cfg.RenewDeadline,
 		"CheckTimeout %v is not between 0 and the RenewDeadline, %v: there would be no time for the renewal",
 		cfg.CheckTimeout, cfg.RenewDeadline)
 	problems.If(given.Settle != 0 && cfg.Outranks == nil, "Settle is %v, and Outranks is nil", given.Settle)
-	problems.If(cfg.Settle < 0, "Settle %v is negative", cfg.Settle)
+	problems.Duration("Settle", set.Settle)
 	problems.If(cfg.CheckFailures < 0, "CheckFailures %d is negative", cfg.CheckFailures)
 	problems.If(cfg.Confirmations < 0, "Confirmations %d is negative", cfg.Confirmations)
 	least := lease.TTL / 30 // for a renewal and its repetition, and for a job to return

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure/internal/health"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/report"
 )
@@ -68,8 +69,9 @@ func (c *Coordinator) Config() CoordinatorConfig { return c.cfg }
 
 // Run competes for the lease and runs the job for each term that it gets, until ctx is done.
 // Then it tells the job to return, waits until it has, releases the lease, and returns nil.
-// No error of the store ends it, with one exception: Run returns [ErrSetup] at once if another
-// process competes on the same SQLite file and one of the two is not Shared.
+// No error of the store ends it, with two exceptions: Run returns [ErrSetup] at once if another
+// process competes on the same SQLite file and one of the two is not Shared, and [ErrClosed] if
+// the store is closed for good, once a term that it held is over.
 //
 // If the job, the Logger or the Trace panics, Run ends the term, releases the lease, and then
 // panics with a [*JobPanic]. A second call while Run is running returns [ErrInvalid].
@@ -82,6 +84,9 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	standby := standby{base: &c.base, hints: hints}
 	for pause := time.Duration(0); ctx.Err() == nil; {
 		term := c.standBy(ctx, &standby, pause)
+		if standby.over != nil {
+			return fmt.Errorf("tenure: run %s: %w", c.lease.cfg.Key, standby.over)
+		}
 		if pause = 0; term != nil {
 			resign, cause := c.hold(ctx, term, hints)
 			pause = standby.stayAway(term, cause, resign)
@@ -361,8 +366,8 @@ func (c *Coordinator) Resign(ctx context.Context) error { return c.ResignFor(ctx
 // after the release. A handover to it by name brings it back earlier: see
 // [Lease.RequestHandover]. Of several calls in one term, only the first sets the time.
 func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
-	if away < 0 {
-		return fmt.Errorf("tenure: resign %s: %w: away %v is negative", c.lease.cfg.Key, ErrInvalid, away)
+	if err := objects.ValidDuration("away", away, "time.Second"); err != nil {
+		return fmt.Errorf("tenure: resign %s: %w", c.lease.cfg.Key, err)
 	}
 	c.mu.Lock()
 	resign := c.endByResigning(away)

@@ -96,7 +96,8 @@
 // the outage costs nothing. Otherwise the job's context ends with [ErrDeadline]. Once the job has
 // returned, the lease is released, if the store answers by then, or left to expire. Each standby
 // tries once per AcquireInterval, and when the store answers again, one of them gets the lease. No
-// store error ends [Coordinator.Run] or makes [Coordinator.Healthy] return an error.
+// error of a store that may answer again ends [Coordinator.Run] or makes [Coordinator.Healthy]
+// return an error. A store that is closed for good does, with [ErrClosed].
 //
 // # Fencing
 //

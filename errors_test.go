@@ -37,7 +37,7 @@ var sentinels = map[string]error{
 	"`ErrExists`": tenure.ErrExists, "`ErrNotFound`": tenure.ErrNotFound, "`ErrTaken`": tenure.ErrTaken, "`ErrInvalid`": tenure.ErrInvalid,
 	"`ErrSetup`": tenure.ErrSetup, "`ErrUnhealthy`": tenure.ErrUnhealthy, "`ErrResigned`": tenure.ErrResigned, "`ErrShutdown`": tenure.ErrShutdown,
 	"`ErrJobEnded`": tenure.ErrJobEnded, "`errors.ErrUnsupported`": errors.ErrUnsupported,
-	"`claims.ErrClosed`": claims.ErrClosed, "`claims.ErrOverdue`": claims.ErrOverdue,
+	"`ErrClosed`": tenure.ErrClosed, "`claims.ErrClosed`": claims.ErrClosed, "`claims.ErrOverdue`": claims.ErrOverdue,
 }
 
 // row checks an error against the row that begins with the text.
@@ -109,6 +109,11 @@ func raiseNamed(p *errorPage) {
 	p.row("store is not set up: …", errOf(lite.Get(ctx, key)))
 	kit.Migrate(p, lite)
 	kit.Put(p, lite, tenure.Object{Key: key, Name: "n"})
+	closed := kit.OpenSQLite(p, ":memory:")
+	coordinator, err := tenure.NewCoordinator(kit.NewLease(p.T, closed, tenure.LeaseConfig{}), tenure.CoordinatorConfig{})
+	require.NoError(p, err)
+	require.NoError(p, closed.Close())
+	p.row("store is closed for good: …", coordinator.Run(ctx))
 	p.row("id or name taken by another object", errOf(lite.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}, Name: "n"}, tenure.IfAbsent())))
 
 	synctest.Test(p.T, func(t *testing.T) {

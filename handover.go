@@ -60,6 +60,9 @@ func (l *Lease) ReleaseDead(ctx context.Context, witness string, minAge time.Dur
 	if witness == "" {
 		return false, fmt.Errorf("tenure: release dead %s: %w: the witness has no name", l.cfg.Key, ErrInvalid)
 	}
+	if err := objects.ValidDuration("minAge", max(minAge, 0), "time.Second"); err != nil {
+		return false, fmt.Errorf("tenure: release dead %s: %w", l.cfg.Key, err)
+	}
 	for range 3 { // a renewal that was on its way may come first
 		r, err := l.look(ctx, caller{})
 		h := &r.holding

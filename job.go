@@ -145,9 +145,7 @@ func (r *jobResult) why() error {
 //
 // A run that ignores its context keeps running: [Every] logs that, and [Status] shows it.
 func AtMost(limit time.Duration, run func(context.Context) error) func(context.Context) error {
-	if limit <= 0 {
-		panic(fmt.Sprintf("tenure: AtMost: limit %v is not positive", limit))
-	}
+	mustLast("AtMost", "limit", limit)
 	if run == nil {
 		panic("tenure: AtMost: run is nil")
 	}
@@ -165,6 +163,16 @@ func AtMost(limit time.Duration, run func(context.Context) error) func(context.C
 	}
 }
 
+// mustLast panics if a func of this package is called with a duration that is not positive, or lacks its unit.
+func mustLast(function, name string, d time.Duration) {
+	if d == 0 {
+		panic(fmt.Sprintf("tenure: %s: %s is 0", function, name))
+	}
+	if err := objects.ValidDuration(name, d, "time.Second"); err != nil {
+		panic(fmt.Sprintf("tenure: %s: %v", function, err))
+	}
+}
+
 // Every returns a job that calls sweep at once, and again one interval after each call has
 // returned, until its context is done. It logs a sweep's error and continues; while the error
 // stays the same, it logs it once every ten minutes. A sweep that has lasted for more than
@@ -177,9 +185,7 @@ func AtMost(limit time.Duration, run func(context.Context) error) func(context.C
 //
 // The sweeps are recorded as by [RecordRun], named after the job's func: watch or reconcile.
 func Every(interval time.Duration, sweep func(context.Context) error) func(context.Context) error {
-	if interval <= 0 {
-		panic(fmt.Sprintf("tenure: Every: interval %v is not positive", interval))
-	}
+	mustLast("Every", "interval", interval)
 	if sweep == nil {
 		panic("tenure: Every: sweep is nil")
 	}

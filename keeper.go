@@ -103,7 +103,7 @@ func (b *base) join(ctx context.Context) (leave func(), err error) {
 		asking, cancel := context.WithTimeout(ctx, b.caller.timeout)
 		leave, err := join(asking)
 		cancel()
-		if err == nil || errors.Is(err, objects.ErrInUse) {
+		if err == nil || errors.Is(err, objects.ErrInUse) || objects.IsClosed(err) {
 			return leave, err
 		}
 		b.monitor.logFailure("failed to use the store; retrying", err)

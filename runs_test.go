@@ -149,7 +149,7 @@ func TestARenewalTellsOfRunsWhileTheyBeginAndEnd(t *testing.T) {
 	lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: 20 * time.Millisecond})
 	var renewed atomic.Int32
 	trace := &tenure.Trace{Renewed: func(*tenure.Term, time.Duration, time.Duration) { renewed.Add(1) }}
-	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{RenewInterval: 100 * time.Microsecond, Trace: trace, Reconcile: func(ctx context.Context) error {
+	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{RenewInterval: time.Millisecond, Trace: trace, Reconcile: func(ctx context.Context) error {
 		var runs sync.WaitGroup
 		for ctx.Err() == nil {
 			runs.Go(func() { _ = tenure.RecordRun(ctx, "import", lasting(30*time.Millisecond)) })

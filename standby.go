@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 )
 
@@ -21,6 +22,8 @@ type standby struct {
 	headStart pace.HeadStart
 	unhealthy pace.Doubling
 	wish      wish
+
+	over error // an [ErrClosed]: why this replica can compete no more; or nil
 
 	// The fields below are of the current stay.
 	spurious pace.Limiter
@@ -49,17 +52,27 @@ func (s *standby) leave(ctx context.Context) {
 	}
 }
 
-// compete returns a term, or nil once ctx is done.
+// compete returns a term, or nil once ctx is done or the store is closed for good.
 func (s *standby) compete(ctx context.Context) *Term {
 	for {
 		term, err := s.try(ctx)
-		if term != nil || ctx.Err() != nil {
+		if term != nil || ctx.Err() != nil || s.isOver(err) {
 			return term
 		}
 		if !s.await(ctx, s.waitAfter(ctx, err)) {
 			return nil
 		}
 	}
+}
+
+// isOver reports whether an error of the store is final, so that this replica can compete no more. [Coordinator.Run]
+// returns it.
+func (s *standby) isOver(err error) bool {
+	if objects.IsClosed(err) {
+		s.monitor.logFailure("the store is closed for good; no longer competing", err)
+		s.over = objects.Closed(err)
+	}
+	return s.over != nil
 }
 
 // await waits for the next attempt. It returns false once ctx is done. Where the hints deliver
@@ -263,7 +276,7 @@ func afterAttempt(err error, interval, ttl time.Duration, live, follows bool) wa
 
 // rest waits before this replica competes again: for the pause, or until the lease is offered
 // to this replica by name. A replica that rests until it is asked ignores an offer that it finds
-// at its first look. rest returns false once ctx is done.
+// at its first look. rest returns false once ctx is done, or the store is closed for good.
 func (s *standby) rest(ctx context.Context, pause time.Duration) bool {
 	if s.turns != nil {
 		return pace.Sleep(ctx, pause)
@@ -294,6 +307,8 @@ func (s *standby) rest(ctx context.Context, pause time.Duration) bool {
 		}
 		offer, err := s.look(ctx)
 		switch {
+		case s.isOver(err):
+			return false
 		case first && err == nil:
 			first, old = false, offer
 		case offer != 0 && offer != old:

@@ -232,15 +232,19 @@ func (c *Coordinator) follow() (Status, <-chan struct{}) {
 }
 
 // Healthy is for a liveness probe, and does no I/O. It returns an error only if a restart of
-// the process would help: if a job did not return in time after its term and still runs, or
-// if the trust in a term ended longer ago than the tolerance and the coordinator has not
-// reacted to that. A standby is healthy, and so is a replica whose database doesn't answer.
+// the process would help: if a job did not return in time after its term and still runs, if
+// the trust in a term ended longer ago than the tolerance and the coordinator has not
+// reacted to that, or if the store is closed for good ([ErrClosed]). A standby is healthy, and
+// so is a replica whose database doesn't answer.
 func (c *Coordinator) Healthy(tolerance time.Duration) error {
 	c.monitor.mu.Lock()
-	stuck, held := c.monitor.state.stuck, c.monitor.state.held
+	stuck, held, closed := c.monitor.state.stuck, c.monitor.state.held, c.monitor.state.closed
 	c.monitor.mu.Unlock()
 	if stuck {
 		return fmt.Errorf("tenure: %s: the job still runs although its term is over", c.lease.cfg.Key)
+	}
+	if closed != nil {
+		return fmt.Errorf("tenure: %s: %w", c.lease.cfg.Key, closed)
 	}
 	if held == nil || held.local() {
 		return nil
@@ -272,6 +276,7 @@ type state struct {
 	shown     time.Time // when a renewal was last logged at info
 	lastError string
 	class     string          // of lastError
+	closed    error           // an [ErrClosed], once a call to the store has failed with it
 	retries   logtext.Retries // since the last call to the store that succeeded
 	past      []PastTerm      // the latest last; nil until a term is over
 	runs      []RunStats      // one for each name

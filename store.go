@@ -35,6 +35,10 @@ var (
 	// ErrSetup means that the database needs attention: a table is missing, a column has the
 	// wrong type, a role is refused. Retrying soon does not help.
 	ErrSetup = objects.ErrSetup
+
+	// ErrClosed means that the store, or the client that it uses, was closed, or has given up for
+	// good. No later call can succeed: the process has to be restarted.
+	ErrClosed = objects.ErrClosed
 )
 
 // ConflictError is the [ErrConflict] of a write whose condition named another version.

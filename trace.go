@@ -169,6 +169,9 @@ func (m *monitor) logFailure(msg string, err error) {
 	level, text, class := slog.LevelDebug, logtext.Text(err), logtext.Class(err)
 	m.update(func(s *state) {
 		s.noteError(text, class)
+		if objects.IsClosed(err) {
+			s.closed = objects.Closed(err)
+		}
 		if s.retries.IsNew(class) {
 			level = slog.LevelWarn
 		}

@@ -23,7 +23,7 @@ func guarded(fn func() error) error {
 
 // backoff returns how long a row is held back after its func has failed.
 func (q *Queue) backoff(c Claim) (d time.Duration) {
-	if err := guarded(func() error { d = q.cfg.Backoff(c); return nil }); err != nil {
+	if err := guarded(func() error { d = q.cfg.Backoff(c); return objects.ValidDuration("Backoff", d, "time.Second") }); err != nil {
 		q.cfg.Logger.Error("Backoff has failed; using the default", "table", q.cfg.Table, "id", c.Key.ID, "error", err)
 		return backoff(c)
 	}

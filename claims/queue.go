@@ -281,7 +281,7 @@ func (q *Queue) ReleaseAfter(ctx context.Context, d time.Duration, claims ...Cla
 // If one of the claims has ended, even if only because it expired and its row was freed, Extend returns an
 // [*EndedError], and none is extended.
 func (q *Queue) Extend(ctx context.Context, d time.Duration, claims ...Claim) error {
-	err := q.valid(claims)
+	err := cmp.Or(q.valid(claims), objects.ValidDuration("d", d, "time.Second"))
 	switch {
 	case q.cfg.Expires == "":
 		err = fmt.Errorf("%w: Extend needs a column that keeps the time: set Expires", tenure.ErrInvalid)
@@ -292,7 +292,7 @@ func (q *Queue) Extend(ctx context.Context, d time.Duration, claims ...Claim) er
 	}
 	if err == nil {
 		var lost []objects.Claim
-		if lost, err = q.endAll(ctx, objects.Ending{Extend: true, After: max(d, time.Microsecond)}, rowsOf(claims)); err == nil {
+		if lost, err = q.endAll(ctx, objects.Ending{Extend: true, After: d}, rowsOf(claims)); err == nil {
 			err = q.endedError(claims, lost)
 		}
 	}

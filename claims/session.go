@@ -132,8 +132,8 @@ func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
 		kinds:   make(map[string]*kind),
 	}
 	t, err := s.newTerm()
-	if err == nil && cfg.PollInterval < 0 {
-		err = fmt.Errorf("%w: PollInterval %v is negative", tenure.ErrInvalid, cfg.PollInterval)
+	if err == nil {
+		err = objects.ValidDuration("PollInterval", cfg.PollInterval, "time.Second")
 	}
 	if err != nil {
 		return nil, opError("new session", err)
@@ -180,7 +180,7 @@ func (s *Session) Config() SessionConfig {
 // When ctx is done, Run closes the session: it claims nothing more, tells the funcs of [Keys.Do] to
 // return, frees each key when its func has returned, deletes the session's record, and returns nil.
 // While a func does not return, the session is renewed, and only that func's key is kept. Errors of the
-// store do not end Run. Run may be called once.
+// store do not end Run, except [tenure.ErrClosed]. Run may be called once.
 func (s *Session) Run(ctx context.Context) error {
 	if !s.started.CompareAndSwap(false, true) {
 		return fmt.Errorf("claims: run session: %w: it has been run before", tenure.ErrInvalid)
@@ -191,6 +191,8 @@ func (s *Session) Run(ctx context.Context) error {
 	defer s.cfg.Drain.Follow(s.setDrained)()
 	var background sync.WaitGroup
 	defer background.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	background.Go(func() { s.sweeper.run(ctx) })
 	defer context.AfterFunc(ctx, func() { s.update(func() { s.closed = true }) })()
 	for failures := 0; ctx.Err() == nil; failures++ {
@@ -200,6 +202,9 @@ func (s *Session) Run(ctx context.Context) error {
 			background.Go(func() { s.hold(ctx, t) })
 			<-t.ended
 			failures = 0
+		} else if objects.IsClosed(err) && ctx.Err() == nil {
+			s.update(func() { s.closed, s.history.failed = true, err })
+			return fmt.Errorf("claims: run session: %w", objects.Closed(err))
 		} else if ctx.Err() == nil {
 			s.update(func() { s.history.failed = err })
 			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to begin a session; retrying", err)

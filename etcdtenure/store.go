@@ -299,7 +299,7 @@ func (s *shared) overtaken(e epoch) {
 	}
 }
 
-var errClosed = errors.New("the store is closed")
+var errClosed = fmt.Errorf("%w: Close was called", tenure.ErrClosed)
 
 // String names the prefix and the servers.
 func (s *Store) String() string {

@@ -139,6 +139,9 @@ func (s *shared) connectNow() {
 // why explains an error. If a request got no connection in time, the client does not say why there is
 // none.
 func (s *shared) why(ctx context.Context, err error) error {
+	if s.client.Ctx().Err() != nil {
+		return fmt.Errorf("%w: the client of etcd was closed: %w", tenure.ErrClosed, err)
+	}
 	conn := s.client.ActiveConnection()
 	if ctx.Err() == nil || conn == nil || conn.GetState() != connectivity.TransientFailure {
 		return explained(err)

@@ -24,8 +24,8 @@ func TestAStoreThatIsClosedRefusesCalls(t *testing.T) {
 	require.NoError(t, store.Close())
 	require.False(t, watch.Live())
 	_, err := store.Get(t.Context(), widget)
-	require.ErrorContains(t, err, "the store is closed")
-	require.ErrorContains(t, store.Migrate(t.Context()), "the store is closed")
+	require.ErrorIs(t, err, tenure.ErrClosed)
+	require.ErrorIs(t, store.Migrate(t.Context()), tenure.ErrClosed)
 	require.False(t, storeAnswered(err))
 }
 

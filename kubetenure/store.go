@@ -117,7 +117,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-var errClosed = errors.New("the store is closed")
+var errClosed = fmt.Errorf("%w: Close was called", tenure.ErrClosed)
 
 const requestTimeout = 5 * time.Second
 

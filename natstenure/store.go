@@ -133,7 +133,7 @@ func newStore(js jetstream.JetStream, cfg Config) (*Store, error) {
 // reads ask the stream's leader.
 func (s *Store) Outdated() *Store { return &Store{shared: s.shared, outdated: true} }
 
-var errClosed = errors.New("the store is closed")
+var errClosed = fmt.Errorf("%w: Close was called", tenure.ErrClosed)
 
 // Close ends the subscriptions, and closes the connection if [Open] made it. A connection that
 // was given to [New] remains open.
@@ -160,9 +160,21 @@ func (s *Store) limited(ctx context.Context) (context.Context, context.CancelFun
 	return storekit.WithLimit(ctx, s.js.Options().DefaultTimeout)
 }
 
+// explainClosed says of an error that the connection was closed or has given up, and why, if that is so.
+func (s *Store) explainClosed(err error) error {
+	if err == nil || storekit.Answered(err) || !s.nc.IsClosed() {
+		return err
+	}
+	why := "the connection to NATS was closed"
+	if last := s.nc.LastError(); last != nil {
+		why = fmt.Sprintf("the client has given up the connection to NATS (%v): connect with nats.MaxReconnects(-1) and nats.IgnoreAuthErrorAbort()", last)
+	}
+	return fmt.Errorf("%w: %s: %w", tenure.ErrClosed, why, err)
+}
+
 // opError is deferred to explain the error that a method returns.
 func (s *Store) opError(ctx context.Context, err *error, op string, what any) {
-	*err = s.reports.explain(*err)
+	*err = s.reports.explain(s.explainClosed(*err))
 	storekit.OpError(ctx, err, "natstenure: "+op, what)
 }
 

@@ -206,7 +206,10 @@ func keysRoute(k *claims.Keys, id func(*http.Request) string, cfg Config, claimi
 
 func newRoute(cfg Config, claiming bool, labels map[string]string, logger *slog.Logger, stop time.Duration) (*Route, error) {
 	var problems objects.Problems
-	problems.If(min(cfg.Idle, cfg.MaxWait, cfg.DrainFor) < 0 || min(cfg.MaxReplay, int64(cfg.MaxWaiting)) < 0, "Idle, MaxWait, DrainFor, MaxReplay or MaxWaiting is negative: leave it unset for the default")
+	problems.Duration("Idle", cfg.Idle)
+	problems.Duration("MaxWait", cfg.MaxWait)
+	problems.Duration("DrainFor", cfg.DrainFor)
+	problems.If(min(cfg.MaxReplay, int64(cfg.MaxWaiting)) < 0, "MaxReplay or MaxWaiting is negative: leave it unset for the default")
 	problems.If(!claiming && (cfg.Run != nil || cfg.Idle != 0), "Run and Idle are for keys: leave them unset")
 	cfg.Label, cfg.MaxWait, cfg.MaxReplay = cmp.Or(cfg.Label, "address"), cmp.Or(cfg.MaxWait, 10*time.Second), cmp.Or(cfg.MaxReplay, 64<<10)
 	cfg.MaxWaiting = cmp.Or(cfg.MaxWaiting, 10_000)

@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -164,4 +166,32 @@ func TestALocationThatCannotBeLoadedEndsTheJob(t *testing.T) {
 		require.Empty(t, ran.take(time.Now()))
 		require.Contains(t, log.String(), `the schedule was begun in \"the office\"`)
 	})
+}
+
+// The test runs itself on hosts that give time.Local other names: its name is that of TZ, or UTC if there is none.
+func TestNewRefusesTheHostsTimeZoneAndNotTheSameZoneByItsName(t *testing.T) {
+	cfg := schedule.Config{Store: storetest.NewMem(), Key: key, Plan: daily, Do: new(slots).Do}
+	for _, location := range []*time.Location{nil, time.UTC, zone(t, "Europe/Berlin"), zone(t, "America/New_York")} {
+		cfg.Location = location
+		_, err := schedule.New(cfg)
+		require.NoError(t, err, "TZ=%s, %s", os.Getenv("TZ"), location)
+	}
+	host := time.Local
+	defer func() { time.Local = host }()
+	cfg.Location = host
+	_, err := schedule.New(cfg)
+	require.ErrorIs(t, err, tenure.ErrInvalid, "TZ=%s", os.Getenv("TZ"))
+	time.Local = zone(t, "Europe/Berlin") // by the program, so in all replicas
+	cfg.Location = time.Local
+	_, err = schedule.New(cfg)
+	require.NoError(t, err)
+	if os.Getenv("TENURE_TEST_ZONE") != "" {
+		return
+	}
+	for _, tz := range []string{"TZ=", "TZ=UTC", "TZ=Europe/Berlin", "TZ=:Europe/Berlin", "TZ=no such zone"} {
+		other := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
+		other.Env = append(os.Environ(), "TENURE_TEST_ZONE=1", tz)
+		out, err := other.CombinedOutput()
+		require.NoError(t, err, "%s: %s", tz, out)
+	}
 }

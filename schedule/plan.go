@@ -3,6 +3,8 @@ package schedule
 import (
 	"fmt"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // Plan names the times at which a job is due, its slots. The schedules of
@@ -12,16 +14,22 @@ import (
 // [example of a cron expression]: https://github.com/tenurelib/tenure/blob/main/examples/integrations/cron_test.go
 type Plan interface {
 	// Next returns the first slot after a time, or the zero time if there is none. The time
-	// is in the [Config]'s Location, never in that of the host.
+	// is in the [Config]'s Location, never in that of the host. The slots do not depend on the
+	// time: [New] refuses a plan that counts from it, as @every of robfig/cron does.
 	Next(after time.Time) time.Time
 }
 
 // Interval returns the plan whose slots are all multiples of an interval, plus a phase, since midnight UTC on 1
 // January 1970. For example, Interval(24*time.Hour, 3*time.Hour) is daily at 03:00 UTC, whenever the program
-// was started. It panics if the interval is not positive.
+// was started. It panics if the interval is not positive, or if one of the two lacks its unit.
 func Interval(interval, phase time.Duration) Plan {
 	if interval <= 0 {
 		panic(fmt.Sprintf("schedule: Interval: interval %v is not positive", interval))
+	}
+	for name, d := range map[string]time.Duration{"interval": interval, "phase": max(phase, -phase)} {
+		if err := objects.ValidDuration(name, d, "time.Hour"); err != nil {
+			panic(fmt.Sprintf("schedule: Interval: %v", err))
+		}
 	}
 	return every{interval, phase}
 }
@@ -52,6 +60,21 @@ func (p located) next(after time.Time) (time.Time, error) {
 		return time.Time{}, fmt.Errorf("schedule: the plan's Next(%v) is %v, which is not later", after.In(p.location), slot)
 	}
 	return slot, nil
+}
+
+// checkAnchor returns an error if the plan counts from the time that it is asked about. Each question, such as that of a
+// retry, would then name other slots.
+func (p located) checkAnchor(now time.Time) error {
+	slot, err := p.next(now)
+	if err != nil || slot.IsZero() {
+		return nil // which Run tells
+	}
+	between := now.Add(slot.Sub(now) / 2)
+	if other := p.plan.Next(between.In(p.location)); !other.Equal(slot) {
+		return fmt.Errorf("%w: Plan counts from the time that it is asked about, as @every does: the first slot after %v is %v, and after %v it is %v: use Interval, or name the times, as a cron expression does",
+			objects.ErrInvalid, now.In(p.location), slot, between.In(p.location), other)
+	}
+	return nil
 }
 
 // latest returns the last slot after one time and not after another, or the zero time if there

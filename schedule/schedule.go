@@ -92,6 +92,9 @@ type Schedule struct {
 	otherLocation sync.Once // for the warning that the record has another Location
 }
 
+// hostLocation is [time.Local] as the host has it. A program that sets time.Local later does so in all replicas.
+var hostLocation = time.Local
+
 // New returns a schedule, or a [tenure.ErrInvalid] that names everything that is wrong
 // with the config. It does no I/O.
 func New(cfg Config) (*Schedule, error) {
@@ -101,11 +104,16 @@ func New(cfg Config) (*Schedule, error) {
 	problems.If(objects.IsNil(cfg.Plan), "Plan is nil")
 	problems.If(cfg.Do == nil, "Do is nil")
 	problems.If(cfg.Missed < RunLatest || cfg.Missed > Skip, "Missed is %d, which is none of the constants", cfg.Missed)
-	problems.If(cfg.Retry < 0, "Retry %v is negative", cfg.Retry)
+	problems.Duration("Retry", cfg.Retry)
 	cfg.Location = cmp.Or(cfg.Location, time.UTC)
 	name := cfg.Location.String()
-	problems.If(name == time.Local.String(), "Location is time.Local, which need not be the same in all replicas: load one by its name")
+	// Not by its name alone: where TZ names a zone, or none is set, time.Local has the name of a zone that may be loaded.
+	problems.If(cfg.Location == hostLocation && cfg.Location != time.UTC || name == "Local",
+		"Location is time.Local, which need not be the same in all replicas: load one by its name")
 	problems.If(name == "", "Location has no name")
+	if !objects.IsNil(cfg.Plan) {
+		problems.Add(located{cfg.Plan, cfg.Location}.checkAnchor(time.Now()))
+	}
 	if err := problems.Err(); err != nil {
 		return nil, fmt.Errorf("schedule: new: %w", err)
 	}
@@ -123,6 +131,26 @@ type State struct {
 	// Location is the name of the Location that the schedule uses. It is empty if only an
 	// earlier version of this package has written the state.
 	Location string `json:"location,omitempty"`
+
+	// Next is the first slot that has not been done. It is zero if the plan has ended, or if only an earlier version
+	// of this package has written the state.
+	Next time.Time `json:"next,omitzero"`
+}
+
+// stored is what the store keeps.
+type stored struct {
+	State
+
+	// From is when the plan last changed. Its slots before that were not missed: another plan was in force.
+	From time.Time `json:"from,omitzero"`
+}
+
+// since returns the time after which the plan's slots are to be done.
+func (s stored) since() time.Time {
+	if s.From.After(s.Done) {
+		return s.From
+	}
+	return s.Done
 }
 
 // State reads the schedule's state. It returns [tenure.ErrNotFound] before the first run.
@@ -193,7 +221,7 @@ type fatalError struct{ error }
 // marked is the state with which this term last marked a slot as done, and the store's lineage at that time. A
 // failover may lose the mark but not the work of the slot, which is elsewhere.
 type marked struct {
-	State
+	stored
 	lineage string
 	failed  int64 // the version that the mark was to replace, if the call has failed; otherwise 0
 }
@@ -205,14 +233,14 @@ func (s *Schedule) restore(ctx context.Context, store tenure.Store, r record, la
 		return r, nil
 	}
 	if last.failed != 0 && r.version == last.failed {
-		r.State = last.State
+		r.stored = last.stored
 		return s.write(ctx, store, r)
 	}
 	on, err := s.cfg.Store.Lineage(ctx)
 	if err != nil || on.Mark == last.lineage {
 		return r, err
 	}
-	r.State = last.State
+	r.stored = last.stored
 	if r, err = s.write(ctx, store, r); err == nil {
 		s.cfg.Logger.Warn("the database has failed over and lost that a slot is done; it was marked again", "schedule", s.cfg.Key.String(), "slot", last.Done)
 	}
@@ -230,6 +258,9 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 		r, err = s.write(ctx, store, r)
 	}
 	if err != nil {
+		return 0, err
+	}
+	if r, err = s.follow(ctx, store, r); err != nil {
 		return 0, err
 	}
 	if idleSince.IsZero() {
@@ -252,10 +283,14 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 			return 0, err
 		}
 	}
-	slot := Slot{Time: due, Previous: r.Done.In(due.Location()), schedule: s, record: r, recorded: new(bool)}
+	done, err := s.done(r, due)
+	if err != nil {
+		return 0, &fatalError{err}
+	}
+	slot := Slot{Time: due, Previous: r.Done.In(due.Location()), schedule: s, record: r, done: done, recorded: new(bool)}
 	failed, err := s.run(ctx, store, slot)
 	if failed == nil && !*slot.recorded { // otherwise a failover loses the mark only together with the work
-		*last = marked{State: State{Done: due, Begun: due, Location: r.Location}, lineage: on.Mark}
+		*last = marked{stored: done, lineage: on.Mark}
 		if err != nil {
 			last.failed = r.version
 		}
@@ -271,6 +306,53 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 	return 0, nil
 }
 
+// follow notes a change of the plan: the first slot that is not done is not the one that the plan had when it was last
+// asked. The new plan counts from now. A slot that both plans have, and that is due, stays due.
+func (s *Schedule) follow(ctx context.Context, store tenure.Store, r record) (record, error) {
+	location, err := s.location(r)
+	if err != nil {
+		return record{}, &fatalError{err}
+	}
+	plan, before := located{s.cfg.Plan, location}, r.Next
+	r.Next, err = plan.next(r.since())
+	if err == nil && r.Next.Equal(before) {
+		return r, nil
+	}
+	changed := !before.IsZero()
+	if err == nil && changed {
+		if overdue := !before.After(r.now); overdue && s.cfg.Missed != Skip && !r.Begun.After(r.Done) {
+			var same time.Time
+			if same, err = plan.next(before.Add(-1)); same.Equal(before) {
+				r.Begun = before // so that it runs
+			}
+		}
+		r.From = r.now
+		if err == nil {
+			r.Next, err = plan.next(r.From)
+		}
+	}
+	if err != nil {
+		return record{}, &fatalError{err}
+	}
+	next := r.Next
+	if r, err = s.write(ctx, store, r); err == nil && changed {
+		s.cfg.Logger.Warn("the plan has changed: the new one counts from now", "next", next, "next_before", before.In(location))
+	}
+	return r, err
+}
+
+// done returns what the store keeps once a slot is done.
+func (s *Schedule) done(r record, slot time.Time) (stored, error) {
+	location, err := s.location(r)
+	if err != nil {
+		return stored{}, err
+	}
+	done := r.stored
+	done.Done, done.Begun = slot, slot
+	done.Next, err = located{s.cfg.Plan, location}.next(done.since())
+	return done, err
+}
+
 // due returns the slot to run now. If it is zero, none is due, and wait is how long to wait
 // before the next step.
 func (s *Schedule) due(r record, idleSince time.Time) (due time.Time, wait time.Duration, err error) {
@@ -278,13 +360,13 @@ func (s *Schedule) due(r record, idleSince time.Time) (due time.Time, wait time.
 	if err != nil {
 		return time.Time{}, 0, err
 	}
-	plan, after := located{s.cfg.Plan, location}, r.Done
+	plan, after := located{s.cfg.Plan, location}, r.since()
 	interrupted := r.Begun.After(r.Done)
 	switch {
 	case interrupted && s.cfg.Missed != RunLatest:
 		return r.Begun.In(location), 0, nil
 	case s.cfg.Missed == RunLatest:
-		due, err = plan.latest(r.Done, r.now)
+		due, err = plan.latest(after, r.now)
 		if interrupted && r.Begun.After(due) {
 			due = r.Begun
 		}
@@ -348,7 +430,7 @@ func (s *Schedule) finish(ctx context.Context, store tenure.Store, slot Slot, fa
 		return cmp.Or(failed, errors.New("Do has returned nil, but its transaction with the slot's statement was not committed")), err
 	}
 	if failed == nil {
-		slot.record.Done = slot.Time
+		slot.record.stored = slot.done
 		_, err = s.write(ctx, store, slot.record)
 	}
 	return failed, err
@@ -356,7 +438,7 @@ func (s *Schedule) finish(ctx context.Context, store tenure.Store, slot Slot, fa
 
 // record is the schedule's object in the store.
 type record struct {
-	State
+	stored
 	version int64     // 0: there is no object
 	now     time.Time // the store's time when it was read or written
 }
@@ -371,7 +453,7 @@ func (s *Schedule) write(ctx context.Context, store tenure.Store, r record) (rec
 	if r.version != 0 {
 		cond = tenure.IfVersion(r.version)
 	}
-	return s.decode(store.PutIf(ctx, s.object(r.State), cond))
+	return s.decode(store.PutIf(ctx, s.object(r.stored), cond))
 }
 
 // decode decodes what a call to the store has returned.
@@ -380,7 +462,7 @@ func (s *Schedule) decode(obj tenure.Object, err error) (record, error) {
 		return record{}, err
 	}
 	r := record{version: obj.Version, now: obj.UpdatedAt.Add(obj.Age)}
-	if err := json.Unmarshal(obj.Payload, &r.State); err != nil {
+	if err := json.Unmarshal(obj.Payload, &r.stored); err != nil {
 		return record{}, fmt.Errorf("schedule: %s is not the state of a schedule, delete it or choose another key: %w", s.cfg.Key, err)
 	}
 	if r.Done.IsZero() { // no slot is done yet: the first one is the first after this time
@@ -389,8 +471,8 @@ func (s *Schedule) decode(obj tenure.Object, err error) (record, error) {
 	return r, nil
 }
 
-func (s *Schedule) object(state State) tenure.Object {
-	state.Done, state.Begun = state.Done.UTC(), state.Begun.UTC()
+func (s *Schedule) object(state stored) tenure.Object {
+	state.Done, state.Begun, state.Next, state.From = state.Done.UTC(), state.Begun.UTC(), state.Next.UTC(), state.From.UTC()
 	payload, _ := json.Marshal(state) // times of a store always encode
 	return tenure.Object{Key: s.cfg.Key, Payload: payload}
 }
@@ -402,6 +484,7 @@ type Slot struct {
 
 	schedule *Schedule
 	record   record
+	done     stored // what the store keeps once it is done
 	recorded *bool
 }
 
@@ -417,8 +500,6 @@ func (slot Slot) Statement() (query string, args []any, err error) {
 	if !ok {
 		return "", nil, fmt.Errorf("schedule: statement: %w: %T is not a SQLStore", errors.ErrUnsupported, slot.schedule.cfg.Store)
 	}
-	state := slot.record.State
-	state.Done = slot.Time
 	*slot.recorded = true
-	return store.PutStatement(slot.schedule.object(state), slot.record.version)
+	return store.PutStatement(slot.schedule.object(slot.done), slot.record.version)
 }

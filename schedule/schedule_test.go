@@ -317,6 +317,21 @@ func TestAPlanThatDoesNotAdvanceEndsTheJob(t *testing.T) {
 	})
 }
 
+// As @every 1h of robfig/cron: each retry would be another slot.
+func TestAPlanThatCountsFromTheQuestionIsRefused(t *testing.T) {
+	for _, interval := range []time.Duration{2 * time.Second, time.Hour, 1000 * time.Hour} {
+		cfg := schedule.Config{Store: storetest.NewMem(), Key: key, Do: new(slots).Do, Plan: planFunc(func(after time.Time) time.Time {
+			return after.Add(interval - time.Duration(after.Nanosecond()))
+		})}
+		_, err := schedule.New(cfg)
+		require.ErrorIs(t, err, tenure.ErrInvalid)
+		require.ErrorContains(t, err, "use Interval")
+		cfg.Plan = schedule.Interval(interval, time.Minute)
+		_, err = schedule.New(cfg)
+		require.NoError(t, err)
+	}
+}
+
 func TestAPlanMayEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, ran, began := storetest.NewMem(), &slots{}, time.Now()

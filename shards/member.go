@@ -101,7 +101,7 @@ func newMember(s *claims.Session, cfg Config) (*Member, error) {
 	problems.If(s == nil, "session is nil")
 	problems.If(cfg.Kind == "", "Kind is empty")
 	problems.If(cfg.Work == nil, "Work is nil")
-	problems.If(cfg.Settle < 0, "Settle %v is negative", cfg.Settle)
+	problems.Duration("Settle", cfg.Settle)
 	problems.If(cfg.Count < 0, "Count %d is negative", cfg.Count)
 	problems.If(cfg.Count == 0 && len(cfg.IDs) == 0, "there are no shards: set Count or IDs")
 	problems.If(cfg.Count != 0 && len(cfg.IDs) != 0, "both Count and IDs are set")

@@ -17,7 +17,7 @@ import (
 const soPeerPIDFD = 77
 
 // Listen is the witness of all processes that connect to the socket with this path, until ctx is done; then it returns
-// nil. A process connects if its environment variable TENURE_WITNESS is the path, and if it is the first process of a
+// nil. A process connects, at its next acquire at the latest, if its environment variable TENURE_WITNESS is the path, and if it is the first process of a
 // container (PID 1): when that is dead, the kernel has killed the whole container. Listen is for a sidecar, which survives
 // when the program's container runs out of memory, and shares only the socket's directory with it. It needs Linux 6.5.
 // Only processes of this user may connect.

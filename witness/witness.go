@@ -76,9 +76,10 @@ func (cfg Config) withDefaults() (Config, error) {
 	}
 	var problems objects.Problems
 	problems.If(cfg.Open == nil, "Open is nil: it opens the store in which the program's leases are")
-	problems.If(cfg.Settle < 0, "Settle %v is negative", cfg.Settle)
-	problems.If(cfg.StopTimeout < 0, "StopTimeout %v is negative", cfg.StopTimeout)
-	problems.If(cfg.ReleaseTimeout < 0, "ReleaseTimeout %v is negative", cfg.ReleaseTimeout)
+	problems.Duration("Young", max(cfg.Young, 0))
+	problems.Duration("Settle", cfg.Settle)
+	problems.Duration("StopTimeout", cfg.StopTimeout)
+	problems.Duration("ReleaseTimeout", cfg.ReleaseTimeout)
 	return cfg, problems.Err()
 }
 

@@ -231,6 +231,9 @@ func (d *durationValue) Set(s string) error {
 		}
 		return fmt.Errorf("want a duration such as %s", example)
 	}
+	if parsed > 0 && parsed < objects.ShortestDuration {
+		return fmt.Errorf("want at least %v", objects.ShortestDuration)
+	}
 	*d = durationValue(parsed)
 	return nil
 }

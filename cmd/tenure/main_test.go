@@ -166,6 +166,10 @@ func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 func TestANumberWithoutAUnitIsAnsweredWithADuration(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"ttl", "renew", "acquire", "check-timeout", "stop-timeout"} {
+		status, _, stderr := tenureCommand(t, "run", "-"+name, "10ns")
+		if says := fmt.Sprintf(`invalid value "10ns" for flag -%s: want at least 1ms`, name); status != 2 || !strings.Contains(stderr, says) {
+			t.Errorf("-%s 10ns: exit status %d and %q, want %q", name, status, stderr, says)
+		}
 		for value, want := range map[string]string{"3": "3s", "0.5": "0.5s", "1m30": "1m30s", "soon": "30s", "": "30s"} {
 			status, _, stderr := tenureCommand(t, "run", "-"+name, value)
 			if says := fmt.Sprintf("invalid value %q for flag -%s: want a duration such as %s; ", value, name, want); status != 2 || !strings.Contains(stderr, says) {

@@ -16,7 +16,23 @@ var (
 	ErrInvalid  = errors.New("invalid argument")
 	ErrSetup    = errors.New("store is not set up")
 	ErrLost     = errors.New("lease lost")
+	ErrClosed   = errors.New("store is closed for good")
 )
+
+// IsClosed reports whether err says that a store, or the client that it uses, was closed: no later call can succeed.
+// The handles of database/sql and of pgxpool have an error for that, but don't export it.
+func IsClosed(err error) bool {
+	return errors.Is(err, ErrClosed) ||
+		err != nil && (strings.Contains(err.Error(), "sql: database is closed") || strings.HasSuffix(err.Error(), "closed pool"))
+}
+
+// Closed returns an error as an [ErrClosed] if it is one by [IsClosed].
+func Closed(err error) error {
+	if IsClosed(err) && !errors.Is(err, ErrClosed) {
+		return fmt.Errorf("%w: %w", ErrClosed, err)
+	}
+	return err
+}
 
 // ErrMoved says that a write has not reached the server that it names. It is an [ErrConflict].
 var ErrMoved = fmt.Errorf("%w: the database is on another server than before, or has been restarted", ErrConflict)

@@ -3,7 +3,6 @@ package pgconns
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -12,6 +11,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // ClaimConns is the most connections that the claims of a process have.
@@ -23,7 +24,7 @@ const (
 	connectTimeout   = 5 * time.Second
 )
 
-var errClosed = errors.New("the store is closed")
+var errClosed = fmt.Errorf("%w: Close was called", objects.ErrClosed)
 
 // leases has the connections that only leases use, so that no renewal ever waits behind the
 // application's queries. It opens them when needed.

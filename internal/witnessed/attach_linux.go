@@ -18,30 +18,49 @@ const (
 	interval = time.Second
 )
 
-// attach connects to the witness that the environment names.
-func attach() (socket, string, error) {
+// attach connects to the witness that the environment names. If that is a sidecar, which may begin or be restarted later
+// than this process, again connects to it once more.
+func attach() (_ socket, name string, again attacher, err error) {
 	value := os.Getenv(Env)
 	os.Unsetenv(Env)
 	switch {
 	case value == "" || value == "off":
-		return nil, "", nil
+		return nil, "", nil, nil
+	case strings.HasPrefix(value, "/") && os.Getpid() != 1:
+		return nil, "", nil, errors.New("this process is not the first of its container (PID 1), so its death would not prove that nothing of it is left")
 	case strings.HasPrefix(value, "/"):
-		return dial(value)
+		return sidecar(value, time.Second)() // an acquire waits for the answer, once
 	}
-	return inherited(value)
+	s, name, err := inherited(value)
+	return s, name, nil, err
 }
 
-// dial connects to a sidecar, which answers with its name.
-func dial(path string) (socket, string, error) {
-	if os.Getpid() != 1 {
-		return nil, "", errors.New("this process is not the first of its container (PID 1), so its death would not prove that nothing of it is left")
+// sidecar returns a func that connects to a sidecar, and waits for its answer no longer than the limit. Later attempts
+// are shorter: each holds up an acquire.
+func sidecar(path string, limit time.Duration) attacher {
+	return func() (socket, string, attacher, error) {
+		s, name, err := dial(path, limit)
+		again := sidecar(path, limit)
+		if err != nil {
+			again = sidecar(path, 5*patience)
+		}
+		if errors.Is(err, errRefused) {
+			again = nil
+		}
+		return s, name, again, err
 	}
+}
+
+var errRefused = errors.New("it has refused: its log says why")
+
+// dial connects to a sidecar, which answers with its name.
+func dial(path string, within time.Duration) (socket, string, error) {
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, "", os.NewSyscallError("socket", err)
 	}
 	var name [64]byte
-	n, limit := 0, syscall.Timeval{Sec: 1} // an acquire waits for the answer, once
+	n, limit := 0, syscall.NsecToTimeval(int64(within))
 	err = errors.Join(
 		syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO, &limit),
 		syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_RCVTIMEO, &limit),
@@ -51,7 +70,7 @@ func dial(path string) (socket, string, error) {
 		n, err = syscall.Read(fd, name[:])
 	}
 	if err == nil && n == 0 {
-		err = errors.New("it has refused: its log says why")
+		err = errRefused
 	}
 	if err != nil {
 		syscall.Close(fd)

@@ -16,6 +16,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"time"
 )
 
 // Env is the environment variable by which a process finds its witness: NAME:FD:INODE, where NAME stands in records and
@@ -33,14 +34,22 @@ type Line struct {
 
 // link is the connection to the witness of a process.
 type link struct {
-	attach func() (socket, string, error)
-
-	mu       sync.Mutex
-	attached bool   // or tried to
-	socket   socket // nil if there is no witness, or no longer
-	name     string
-	failed   error // not reported yet
+	mu     sync.Mutex
+	attach attacher  // nil if no attempt may succeed any more
+	next   time.Time // no attempt begins before it
+	socket socket    // nil if there is no witness, or no longer
+	name   string
+	failed error  // not reported yet
+	silent bool   // a failure was reported since the last success
+	wakes  []Line // all of them, for a witness that comes later
 }
+
+// attacher connects to the witness. The func that it returns connects again later, after a failure or if the connection has
+// broken; it is nil if that is in vain.
+type attacher func() (_ socket, name string, again attacher, err error)
+
+// attachPause is the time between two attempts to connect.
+const attachPause = time.Second
 
 // socket sends lines, one with each write. A write blocks for a moment at most.
 type socket interface {
@@ -70,7 +79,7 @@ func With(ctx context.Context, name string, hear ...func(Line)) context.Context 
 }
 
 // Tell tells the witness that this process competes for a key, and returns the name of the witness. The name is empty if
-// there is no witness, or if the line could not be sent. Only the first failure returns an error.
+// there is no witness, or if the line could not be sent. Only the first failure in a row returns an error.
 func Tell(ctx context.Context, kind, id string) (name string, err error) {
 	return tell(ctx, Line{Key: [2]string{kind, id}, Answers: true})
 }
@@ -99,7 +108,7 @@ func tell(ctx context.Context, line Line) (name string, err error) {
 func Attach() {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	process.begin()
+	process.begin(true)
 }
 
 // Adopt makes the variables of systemd that name this process's parent name this process. Systemd has started the
@@ -117,21 +126,40 @@ func Adopt() {
 func (l *link) tell(line Line) (name string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.begin()
+	acquires := line.Key != [2]string{}
+	l.begin(acquires)
 	if l.socket != nil && l.write(line) {
 		name = l.name
 	}
-	if line.Key != [2]string{} {
+	if line.Wake != [2]string{} {
+		l.wakes = append(l.wakes, line)
+	}
+	if acquires {
 		err, l.failed = l.failed, nil
 	}
 	return name, err
 }
 
-// begin connects to the witness, unless that was tried before. The caller holds mu.
-func (l *link) begin() {
-	if !l.attached {
-		l.attached = true
-		l.socket, l.name, l.failed = l.attach()
+// begin connects to the witness, with the first line, and then with an acquire until it succeeds: a sidecar may listen later
+// than this process begins, or may be restarted. The caller holds mu.
+func (l *link) begin(acquires bool) {
+	first := l.next.IsZero()
+	if l.socket != nil || l.attach == nil || !first && (!acquires || time.Now().Before(l.next)) {
+		return
+	}
+	var err error
+	l.socket, l.name, l.attach, err = l.attach()
+	l.next = time.Now().Add(attachPause)
+	switch {
+	case err == nil:
+		l.silent = false
+		for _, wake := range l.wakes {
+			if l.socket != nil {
+				l.write(wake)
+			}
+		}
+	case !l.silent:
+		l.failed, l.silent = err, true
 	}
 }
 
@@ -143,7 +171,8 @@ func (l *link) write(line Line) bool {
 	}
 	_, err = l.socket.Write(text)
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) { // after that error, the witness may still read again
-		l.socket, l.failed = nil, err
+		// It is not closed: the program may have closed the descriptor, which may be another file by now.
+		l.socket, l.failed, l.silent = nil, err, true
 	}
 	return err == nil
 }

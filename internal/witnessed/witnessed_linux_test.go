@@ -2,6 +2,9 @@ package witnessed
 
 import (
 	"fmt"
+	"net"
+	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -33,7 +36,7 @@ func TestAProcessWhoseDeathTheWitnessCouldNotProveDoesNotNameIt(t *testing.T) {
 		"name:0:1":    "was closed",
 	} {
 		t.Setenv(Env, value)
-		socket, name, err := attach()
+		socket, name, _, err := attach()
 		require.Nil(t, socket, value)
 		require.Empty(t, name, value)
 		if why == "" {
@@ -46,11 +49,19 @@ func TestAProcessWhoseDeathTheWitnessCouldNotProveDoesNotNameIt(t *testing.T) {
 	}
 }
 
+// inheritedBy attaches a process to a socket, once.
+func inheritedBy(fd int) attacher {
+	return func() (socket, string, attacher, error) {
+		s, name, err := open(fd, "name")
+		return s, name, nil, err
+	}
+}
+
 var web = Line{Key: [2]string{"lease", "web"}}
 
 func TestARecordNamesAWitnessOnlyIfThatHasBeenToldOfIt(t *testing.T) {
 	here, there, _ := socketPair(t)
-	l := &link{attach: func() (socket, string, error) { return open(there, "name") }}
+	l := &link{attach: inheritedBy(there)}
 	line := make([]byte, 1000)
 	read := func() string {
 		n, err := syscall.Read(here, line)
@@ -87,7 +98,7 @@ func TestARecordNamesAWitnessOnlyIfThatHasBeenToldOfIt(t *testing.T) {
 func TestAStoppedWitnessHoldsUpOneAcquireInEachInterval(t *testing.T) {
 	here, there, _ := socketPair(t)
 	defer syscall.Close(here)
-	l := &link{attach: func() (socket, string, error) { return open(there, "name") }}
+	l := &link{attach: inheritedBy(there)}
 	began, told := time.Now(), 0
 	for i := range 1000 {
 		name, err := l.tell(Line{Key: [2]string{"lease", fmt.Sprint(i)}})
@@ -98,4 +109,50 @@ func TestAStoppedWitnessHoldsUpOneAcquireInEachInterval(t *testing.T) {
 	}
 	require.Less(t, told, 800, "the socket must be full, or this proves nothing")
 	require.Less(t, time.Since(began), 2*time.Second, "each waited")
+}
+
+// A sidecar begins later than the program, and is restarted.
+func TestASidecarThatListensLaterIsToldAtTheNextAcquire(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "witness.sock")
+	l := &link{attach: sidecar(path, time.Second)}
+	tell := func() (name string, err error) {
+		l.next = time.Time{}.Add(1) // the pause is over
+		return l.tell(web)
+	}
+	l.tell(Line{Wake: [2]string{"tenure.claims", "kind tenant"}})
+	name, err := l.tell(web)
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.Empty(t, name)
+	name, err = tell()
+	require.NoError(t, err, "it was said once")
+	require.Empty(t, name)
+	for _, want := range []string{"first", "second"} {
+		listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+		require.NoError(t, err)
+		accepted := make(chan *net.UnixConn, 1)
+		go func() {
+			conn, err := listener.AcceptUnix()
+			if err == nil {
+				_, err = conn.Write([]byte(want))
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			accepted <- conn
+		}()
+		name, err = tell()
+		require.NoError(t, err)
+		require.Equal(t, want, name)
+		conn, line := <-accepted, make([]byte, 1000)
+		for _, want := range []string{`{"wake":["tenure.claims","kind tenant"]}`, `{"key":["lease","web"]}`} {
+			n, err := conn.Read(line)
+			require.NoError(t, err)
+			require.Equal(t, want, string(line[:n]))
+		}
+		require.NoError(t, conn.Close())
+		require.NoError(t, listener.Close())
+		name, err = tell()
+		require.Error(t, err, "it is gone")
+		require.Empty(t, name)
+	}
 }
