@@ -34,6 +34,7 @@ var (
 type outgoing struct {
 	rt   *Route
 	id   string
+	at   *client
 	r    *http.Request
 	kept []byte // the body, if it is short; any other body can't be sent again once an attempt has read from it
 
@@ -148,14 +149,14 @@ func attemptOf(r *http.Request) *attempt { return r.Context().Value(attemptKey{}
 
 // send forwards the request to an owner. It reports whether the client has been answered. Otherwise the request may be sent
 // again, until ctx is done.
-func (o *outgoing) send(ctx context.Context, w http.ResponseWriter, to *owner) (done bool) {
+func (o *outgoing) send(ctx context.Context, to *owner) (done bool) {
 	deadline, _ := ctx.Deadline()
 	if length := o.r.ContentLength; o.kept == nil && length > 0 && length <= o.rt.cfg.MaxReplay {
-		slow := time.AfterFunc(time.Until(deadline), func() { _ = http.NewResponseController(w).SetReadDeadline(time.Now()) })
+		slow := time.AfterFunc(time.Until(deadline), func() { o.at.stop(errSlow) })
 		var err error
 		o.kept, err = io.ReadAll(o.r.Body)
 		if slow.Stop(); err != nil {
-			o.fail(w, http.StatusBadRequest, errBody)
+			o.fail(http.StatusBadRequest, errBody)
 			return true
 		}
 	}
@@ -163,7 +164,7 @@ func (o *outgoing) send(ctx context.Context, w http.ResponseWriter, to *owner) (
 	defer cancel()
 	a := &attempt{of: o, owner: to, sent: time.Now(), cancel: cancel}
 	if !o.rt.begin(a, deadline) {
-		o.fail(w, http.StatusServiceUnavailable, errBusy)
+		o.fail(http.StatusServiceUnavailable, errBusy)
 		return true
 	}
 	defer o.rt.end(a)
@@ -173,7 +174,7 @@ func (o *outgoing) send(ctx context.Context, w http.ResponseWriter, to *owner) (
 		a.body = &stream{ReadCloser: r.Body}
 		r.Body = a.body
 	}
-	o.rt.proxy.ServeHTTP(continues{w, a, http.Header{}}, r.WithContext(httptrace.WithClientTrace(context.WithValue(sending, attemptKey{}, a), &httptrace.ClientTrace{
+	o.rt.proxy.ServeHTTP(continues{o.at, a, http.Header{}}, r.WithContext(httptrace.WithClientTrace(context.WithValue(sending, attemptKey{}, a), &httptrace.ClientTrace{
 		// The transport itself retries a request that the receiver has not processed, and gets another connection first.
 		// It also retries an idempotent request that may have run.
 		GetConn: func(string) {
@@ -188,7 +189,7 @@ func (o *outgoing) send(ctx context.Context, w http.ResponseWriter, to *owner) (
 		o.told.Outcome, o.told.Token = answered, a.token
 		return true
 	case a.begun: // the client has gone, or its connection can't be upgraded
-		o.fail(w, http.StatusBadGateway, errGone)
+		o.fail(http.StatusBadGateway, errGone)
 		return true
 	}
 	o.rt.mu.Lock()
@@ -211,25 +212,25 @@ func (o *outgoing) send(ctx context.Context, w http.ResponseWriter, to *owner) (
 	case unsent && replays:
 		return false
 	case unsent:
-		o.fail(w, http.StatusServiceUnavailable, errNoReplay)
+		o.fail(http.StatusServiceUnavailable, errNoReplay)
 	case idempotent && replays && ctx.Err() == nil && !o.mayHaveRun: // only once, in case the request crashes its owners
 		o.mayHaveRun = true
 		return false
 	default:
-		o.fail(w, http.StatusBadGateway, errNoAnswer)
+		o.fail(http.StatusBadGateway, errNoAnswer)
 	}
 	return true
 }
 
 // fail tells the client that the request is refused, or that its outcome is unknown.
-func (o *outgoing) fail(w http.ResponseWriter, status int, err error) {
+func (o *outgoing) fail(status int, err error) {
 	if o.mayHaveRun && status != http.StatusBadGateway {
 		status, err = http.StatusBadGateway, errMoved
 	}
 	if o.told.Err = err; status != http.StatusBadGateway {
 		o.told.Outcome = refused
 	}
-	fail(w, o.r, status, err.Error())
+	fail(o.at, o.r, status, err.Error())
 }
 
 // idempotent reports whether the request may run twice. By default, these are the requests that net/http itself retries.

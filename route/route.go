@@ -64,6 +64,11 @@ type Config struct {
 	// take to send a body of at most MaxReplay bytes. Default 10s.
 	MaxWait time.Duration
 
+	// MaxStall limits how long a request waits for its client to send more of the body or to read more of the answer. Then
+	// the handler's call returns an error that is [os.ErrDeadlineExceeded], and the connection is closed. A body may pause for
+	// longer once the answer has begun. Default 1m.
+	MaxStall time.Duration
+
 	// DrainFor is how long running requests may continue after the context of Serve has ended while the right still
 	// stands. Default half of the time that a job has to stop, at most 5s.
 	DrainFor time.Duration
@@ -206,10 +211,10 @@ func keysRoute(k *claims.Keys, id func(*http.Request) string, cfg Config, claimi
 
 func newRoute(cfg Config, claiming bool, labels map[string]string, logger *slog.Logger, stop time.Duration) (*Route, error) {
 	var problems objects.Problems
-	problems.If(min(cfg.Idle, cfg.MaxWait, cfg.DrainFor) < 0 || min(cfg.MaxReplay, int64(cfg.MaxWaiting)) < 0, "Idle, MaxWait, DrainFor, MaxReplay or MaxWaiting is negative: leave it unset for the default")
+	problems.If(min(cfg.Idle, cfg.MaxWait, cfg.MaxStall, cfg.DrainFor) < 0 || min(cfg.MaxReplay, int64(cfg.MaxWaiting)) < 0, "Idle, MaxWait, MaxStall, DrainFor, MaxReplay or MaxWaiting is negative: leave it unset for the default")
 	problems.If(!claiming && (cfg.Run != nil || cfg.Idle != 0), "Run and Idle are for keys: leave them unset")
 	cfg.Label, cfg.MaxWait, cfg.MaxReplay = cmp.Or(cfg.Label, "address"), cmp.Or(cfg.MaxWait, 10*time.Second), cmp.Or(cfg.MaxReplay, 64<<10)
-	cfg.MaxWaiting = cmp.Or(cfg.MaxWaiting, 10_000)
+	cfg.MaxWaiting, cfg.MaxStall = cmp.Or(cfg.MaxWaiting, 10_000), cmp.Or(cfg.MaxStall, time.Minute)
 	cfg.DrainFor = cmp.Or(cfg.DrainFor, max(time.Millisecond, min(stop/2, 5*time.Second)))
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, logger))
 	own, err := address(labels[cfg.Label])
@@ -245,13 +250,16 @@ func (rt *Route) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), rt.cfg.MaxWait)
 	defer cancel()
+	at := newClient(rt, w, r)
+	defer at.close()
+	r = at.r
 	if hop != nil { // a forwarded request is never forwarded again
-		if c := rt.judge(ctx, id, hop); c == nil || c.answer(w, r) == refused {
-			fail(w, r, http.StatusMisdirectedRequest, "")
+		if c := rt.judge(ctx, id, hop); c == nil || c.answer(at, r) == refused {
+			fail(at, r, http.StatusMisdirectedRequest, "")
 		}
 		return
 	}
-	out := outgoing{rt: rt, id: id, r: r, began: time.Now(), told: Request{Key: id, Outcome: unknown}}
+	out := outgoing{rt: rt, id: id, at: at, r: r, began: time.Now(), told: Request{Key: id, Outcome: unknown}}
 	if trace := rt.cfg.Trace; trace != nil && trace.Request != nil {
 		defer func() { // also if the answer breaks off
 			out.told.Took = time.Since(out.began)
@@ -263,14 +271,14 @@ func (rt *Route) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		out.told.Waited = time.Since(out.began)
 		switch {
 		case err != nil:
-			out.fail(w, http.StatusServiceUnavailable, err)
+			out.fail(http.StatusServiceUnavailable, err)
 			return
 		case c != nil:
-			if outcome := c.answer(w, out.request()); outcome != refused {
+			if outcome := c.answer(at, out.request()); outcome != refused {
 				out.told.Local, out.told.Outcome, out.told.Token = true, outcome, c.token
 				return
 			}
-		case out.send(ctx, w, owner):
+		case out.send(ctx, owner):
 			return
 		}
 	}
