@@ -69,7 +69,7 @@ func TestNoClientKeepsAKeyByNeitherReadingNorSending(t *testing.T) {
 					at = startProcess(t, store, "other", cfg, claims.SessionConfig{}, test.protocols)
 				}
 				if test.bare {
-					owner.server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { owner.route.ServeHTTP(bare{w}, r) })
+					owner.use(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { owner.route.ServeHTTP(bare{w}, r) }))
 				}
 				returned := make(chan error, 1)
 				release := owner.serve("x", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -78,9 +78,10 @@ type Config struct {
 	// is refused to the client too. Default 64 KiB.
 	MaxReplay int64
 
-	// MaxWaiting limits how many requests wait in this process for an owner, and how many wait for an owner's answer. A
-	// request beyond a limit is refused at once. The bodies that are kept take up to 2 × MaxWaiting × MaxReplay bytes, 1.3 GB
-	// by default, and those that clients are still sending up to MaxReplay bytes each. Default 10,000.
+	// MaxWaiting limits how many requests wait in this process for an owner, how many wait for an owner's answer, and how
+	// many bodies it is reading that it forwards. No key takes more than what is left to others: one busy key gets half of a
+	// limit, two get a third each. A request beyond a limit is refused at once. The bodies that are kept take up to
+	// 3 × MaxWaiting × MaxReplay bytes, 2 GB by default. Default 10,000.
 	MaxWaiting int
 
 	// Idempotent reports whether a request may run more than once. A GET, HEAD, OPTIONS or TRACE, and a request with an
@@ -88,8 +89,10 @@ type Config struct {
 	Idempotent func(*http.Request) bool
 
 	// Transport carries requests to other processes. It must not retry any request, and must call the hooks of
-	// net/http/httptrace; otherwise every failed request counts as sent. It sees the scheme h2c as http. The default
-	// notices a lost host within 20s.
+	// net/http/httptrace; otherwise every failed request counts as sent. It sees the scheme h2c as http. On HTTP/2 a request
+	// with a body gets a connection of its own if this is an [*http.Transport], of which the route then makes clones. With
+	// any other, a body that a handler does not read may hold up those of other keys. The default notices a lost host within
+	// 20s.
 	Transport http.RoundTripper
 
 	Trace  *Trace       // nil: none
@@ -99,13 +102,14 @@ type Config struct {
 // Route is an [http.Handler] for the requests of one lease, one kind of keys, or one set of shards. All methods are safe
 // for concurrent use.
 type Route struct {
-	cfg   Config
-	own   *url.URL                    // where other processes reach this one
-	keys  *claims.Keys                // nil: this is the route of a lease
-	id    func(*http.Request) string  // returns the key of a request; empty: it has none
-	owner func(tenure.Holding) string // returns the session or term of an owner
-	find  func(ctx context.Context, ids ...string) (map[string]tenure.Holding, error)
-	right func(ctx context.Context) (right, error)
+	cfg    Config
+	own    *url.URL                    // where other processes reach this one
+	keys   *claims.Keys                // nil: this is the route of a lease
+	id     func(*http.Request) string  // returns the key of a request; empty: it has none
+	owner  func(tenure.Holding) string // returns the session or term of an owner
+	isMine func(tenure.Holding) bool   // reports whether an owner is this process
+	find   func(ctx context.Context, ids ...string) (map[string]tenure.Holding, error)
+	right  func(ctx context.Context) (right, error)
 
 	proxy *httputil.ReverseProxy
 	log   logtext.Retries
@@ -115,9 +119,9 @@ type Route struct {
 	mu       sync.Mutex // guards the fields below, and those of entries, calls and answers; never held across I/O
 	entries  map[string]*entry
 	wanted   map[string]*entry // the keys for which requests wait; the search runs while there are any
-	waiting  int               // number of requests that wait for an owner
+	usage                      // of all keys
 	running  int               // number of requests that are answered here
-	pending  map[*attempt]bool // the requests that wait for an owner's answer
+	pending  map[*attempt]bool // the attempts that wait for an owner's answer
 	rechecks bool              // a timer is set that calls recheck
 }
 
@@ -142,6 +146,7 @@ func Lease(l *tenure.Lease, cfg Config) (*Route, error) {
 	}
 	rt.id = func(*http.Request) string { return id }
 	rt.owner = func(h tenure.Holding) string { return h.Term }
+	rt.isMine = func(h tenure.Holding) bool { return h.Holder == of.Holder }
 	rt.right = func(ctx context.Context) (right, error) {
 		term := tenure.TermFromContext(ctx)
 		if term == nil || term.Key() != l.Key() {
@@ -192,6 +197,7 @@ func keysRoute(k *claims.Keys, id func(*http.Request) string, cfg Config, claimi
 	}
 	rt.keys, rt.find = k, k.Owners
 	rt.owner = func(h tenure.Holding) string { return h.Key.ID }
+	rt.isMine = func(h tenure.Holding) bool { return h.Key.ID == session.ID() }
 	rt.id = func(r *http.Request) string {
 		if id := id(r); id != "" && session.CheckKeys(kind, id) == nil {
 			return id
@@ -357,7 +363,7 @@ func (rt *Route) Shutdown(ctx context.Context, s *http.Server) error {
 		return err
 	}
 	if rt.cfg.Transport == nil {
-		rt.proxy.Transport.(carrier).close()
+		rt.proxy.Transport.(*carrier).close()
 	}
 	ended := make(chan struct{})
 	go func() { rt.busy.Wait(); close(ended) }() // soon, because no request waits any more

@@ -133,6 +133,7 @@ type answer struct {
 
 	hijacked atomic.Bool
 	begun    bool
+	upgraded bool // the answer is 101
 	lost     bool // the right had ended before the answer began
 	cutOff   bool // the right ended after that
 }
@@ -228,6 +229,7 @@ func (a *answer) begin(status int) bool {
 	if long && status/100 == 2 && a.r.Header[routeHeader] != nil {
 		a.at.WriteHeader(http.StatusContinue) // the handler may read the body later, when net/http does not ask for it any more
 	}
+	a.upgraded = status == http.StatusSwitchingProtocols
 	a.at.WriteHeader(status)
 	return true
 }
@@ -252,7 +254,7 @@ func (a *answer) FlushError() error {
 // Hijack hands the connection over to the handler. If it is still open DrainFor after the request's context has ended, it is
 // closed.
 func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	if a.begun || !a.of.holds() {
+	if a.begun && !a.upgraded || !a.of.holds() {
 		return nil, nil, fmt.Errorf("route: hijack: %w: the answer has begun, or the right to answer has ended", tenure.ErrLost)
 	}
 	conn, buffered, err := http.NewResponseController(a.at).Hijack()
