@@ -375,25 +375,33 @@ func TestARequestHasTheRightOfItsOwnHandler(t *testing.T) {
 }
 
 func TestShutdownLeavesNoConnectionBehind(t *testing.T) {
-	path := newFile(t)
-	var open atomic.Int32
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	server := &http.Server{
-		Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}),
-		ConnState: func(_ net.Conn, s http.ConnState) {
-			open.Add(map[http.ConnState]int32{http.StateNew: 1, http.StateClosed: -1}[s])
-		},
+	h2c := new(http.Protocols)
+	h2c.SetUnencryptedHTTP2(true)
+	for scheme, protocols := range map[string]*http.Protocols{"http://": nil, "h2c://": h2c} {
+		path := newFile(t)
+		var open atomic.Int32
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		server := &http.Server{
+			Protocols: protocols,
+			Handler:   ownerFunc(func(http.ResponseWriter, *http.Request) {}),
+			ConnState: func(_ net.Conn, s http.ConnState) {
+				open.Add(map[http.ConnState]int32{http.StateNew: 1, http.StateClosed: -1}[s])
+			},
+		}
+		go server.Serve(listener)
+		t.Cleanup(func() { server.Close() })
+		ownedBy(t, path, scheme+listener.Addr().String(), "x")
+		front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{}, claims.SessionConfig{}, nil)
+		for range 3 {
+			require.Equal(t, http.StatusOK, ask(front.addr, "POST", "/x", "1", nil).status)
+			require.Equal(t, http.StatusOK, ask(front.addr, "POST", "/x", "1", strings.NewReader("body")).status)
+		}
+		require.EqualValues(t, map[string]int{"http://": 1, "h2c://": 2}[scheme], open.Load(), "one for requests without a body, and one for a body at a time")
+		front.end()
+		require.NoError(t, front.route.Shutdown(t.Context(), front.server))
+		kit.Await(t, "its connections are closed", func() bool { return open.Load() == 0 })
 	}
-	go server.Serve(listener)
-	t.Cleanup(func() { server.Close() })
-	ownedBy(t, path, listener.Addr().String(), "x")
-	front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{}, claims.SessionConfig{}, nil)
-	require.Equal(t, http.StatusOK, ask(front.addr, "POST", "/x", "1", nil).status)
-	require.EqualValues(t, 1, open.Load())
-	front.end()
-	require.NoError(t, front.route.Shutdown(t.Context(), front.server))
-	kit.Await(t, "its connection is closed", func() bool { return open.Load() == 0 })
 }
 
 // Whoever reaches the port of any process may send anything to it.
