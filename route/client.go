@@ -80,8 +80,8 @@ func (c *client) call(d *direction, do func()) error {
 	}
 	c.calls.Add(1)
 	d.running++
-	patience, began := c.rt.cfg.MaxStall, time.Now()
-	if c.late {
+	patience, late, began := c.rt.cfg.MaxStall, c.late, time.Now()
+	if late {
 		patience = c.left
 	}
 	c.mu.Unlock()
@@ -89,7 +89,9 @@ func (c *client) call(d *direction, do func()) error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		d.running--
-		c.left -= time.Since(began)
+		if late {
+			c.left -= time.Since(began)
+		}
 	}()
 	ended := make(chan any, 1)
 	go func() {

@@ -114,7 +114,7 @@ type process struct {
 }
 
 func startProcess(t *testing.T, path string) process {
-	store, err := tenure.OpenSQLite(t.Context(), path, tenure.SQLiteConfig{})
+	store, err := tenure.OpenSQLite(t.Context(), path, tenure.SQLiteConfig{Shared: true})
 	must(t, err)
 	must(t, store.Migrate(t.Context()))
 	must(t, claims.Migrate(t.Context(), store))
