@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/pace"
 )
@@ -18,6 +19,7 @@ import (
 var (
 	errNoOwner = errors.New("the request was not run: no process answered for its key in time")
 	errRun     = errors.New("the request was not run: its key could not be loaded")
+	errTwin    = errors.New("two processes have one address")
 	errBusy    = errors.New("the request was not run: too many wait")
 )
 
@@ -32,18 +34,44 @@ const (
 
 // entry has what this process knows about a key.
 type entry struct {
-	call     *call         // the call of Serve that answers here; nil: there is none
-	loading  bool          // this process claims the key, or has called Run, which has not called serve
-	owner    *owner        // another process; nil: unknown
+	call     *call  // the call of Serve that answers here; nil: there is none
+	loading  bool   // this process claims the key, or has called Run, which has not called serve
+	owner    *owner // another process; nil: unknown
+	twin     twin
 	failed   string        // the session or term that was asked last and did not answer
 	askPause pace.Doubling // before it is asked again
 	askAfter time.Time     // when it may be asked again
 	token    int64         // the greatest token of all answers and calls of Serve
-	waiting  int           // number of requests that wait
+	usage
 	changed  chan struct{} // closed and replaced when there is news for them
 	failures int           // number of failures of Run
 	pause    pace.Doubling // before Run is called again
 	runAfter time.Time     // when Run may be called again
+}
+
+// usage is how many requests of a key, or of all keys, take room in this process.
+type usage struct {
+	waiting int // for an owner
+	sent    int // and have no answer yet
+	bodies  int // are being read, and are kept or forwarded
+}
+
+// take counts a request under a limit. It reports whether there is room. A key must leave as much as it takes, so that
+// however many keys take what they can get, there is room for one more. The caller holds mu.
+func (rt *Route) take(ofKey, ofAll *int) bool {
+	left := rt.cfg.MaxWaiting - *ofAll
+	if left <= 0 || rt.keys != nil && *ofKey >= left { // a lease has no other key
+		return false
+	}
+	*ofKey++
+	*ofAll++
+	return true
+}
+
+// twin is an owner with the address of this process, as it was first seen.
+type twin struct {
+	to      string
+	version int64 // of its record
 }
 
 // owner is another process that owns a key.
@@ -62,7 +90,7 @@ func (rt *Route) entry(id string) *entry {
 			if tries++; len(rt.entries) < mostEntries || tries > 10 {
 				break
 			}
-			if e.call == nil && !e.loading && e.waiting == 0 {
+			if e.call == nil && !e.loading && e.usage == (usage{}) {
 				delete(rt.entries, other)
 				break
 			}
@@ -106,11 +134,9 @@ func (rt *Route) locate(ctx context.Context, id string, isHop bool) (*call, *own
 			return nil, e.owner, nil
 		case e.failures != failures:
 			return nil, nil, errRun
-		case rt.waiting >= rt.cfg.MaxWaiting:
+		case !rt.take(&e.waiting, &rt.waiting):
 			return nil, nil, errBusy
 		}
-		e.waiting++
-		rt.waiting++
 		if !isHop {
 			if len(rt.wanted) == 0 {
 				rt.busy.Go(rt.search)
@@ -228,13 +254,32 @@ func (rt *Route) findOwners(ids []string) (free []string, found bool) {
 			e.news()
 		case noAddress != nil:
 			rt.log.Log(rt.cfg.Logger, slog.LevelWarn, "route: the owner of a key has no label with its address", noAddress, "holder", holding.Holder, "label", rt.cfg.Label)
-		case at.Host != rt.own.Host && (e.failed != to || !time.Now().Before(e.askAfter)): // this process never dials itself: Serve wakes the waiting requests
+		case at.Host == rt.own.Host: // this process never dials itself: Serve wakes the waiting requests
+			if rt.isTwin(e, holding) {
+				rt.log.Log(rt.cfg.Logger, slog.LevelWarn, "route: the owner of a key has the same address as this process, so no request reaches it: give each process a label of its own", errTwin, "holder", holding.Holder, "label", rt.cfg.Label)
+			}
+		case e.failed != to || !time.Now().Before(e.askAfter):
 			found = found || e.failed != to
 			e.owner = &owner{to, at, holding.TTL, time.Now()}
 			e.news()
 		}
 	}
 	return free, found
+}
+
+// isTwin reports whether the owner of a key is another process, and lives. The record of a process that has crashed and was
+// started again with the same address is not renewed. The caller holds mu.
+func (rt *Route) isTwin(e *entry, h tenure.Holding) bool {
+	to := rt.owner(h)
+	if rt.isMine(h) {
+		return false
+	}
+	before := e.twin
+	if before.to != to {
+		before = twin{to, h.Version}
+		e.twin = before
+	}
+	return before.version != h.Version
 }
 
 // claim claims keys, and calls Run for each one that it gets. It returns the others.

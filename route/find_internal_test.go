@@ -42,7 +42,7 @@ func TestAnAttemptThatIsOverReadsNothingOfALongBody(t *testing.T) {
 }
 
 func TestEachSchemeHasItsProtocol(t *testing.T) {
-	by := newTransport(nil).(carrier)
+	by := newTransport(nil).(*carrier)
 	by.plain.(*http.Transport).TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
 	for scheme, proto := range map[string]string{"http": "HTTP/1.1", "https": "HTTP/2.0", "h2c": "HTTP/2.0"} {
 		s := httptest.NewUnstartedServer(http.NotFoundHandler())

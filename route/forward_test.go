@@ -90,7 +90,7 @@ func TestARequestIsSentAgainOnlyIfItNeverRanOrMayRunTwice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ran, n := newRan(), atomic.Int32{}
 			path := newFile(t)
-			ownedBy(t, path, listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			ownedBy(t, path, listen(t, ownerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if body, err := io.ReadAll(r.Body); err != nil || test.method != "GET" && string(body) != "body" {
 					t.Errorf("the body is %q, %v", body, err)
 				}
@@ -125,7 +125,7 @@ func TestARequestIsSentAgainOnlyIfItNeverRanOrMayRunTwice(t *testing.T) {
 // Whoever has got the address of an owner can answer in its place, until the owner is looked up again.
 func TestATokenThatAStrangerHasMadeUpIsForgotten(t *testing.T) {
 	path := newFile(t)
-	ownedBy(t, path, listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	ownedBy(t, path, listen(t, ownerFunc(func(w http.ResponseWriter, r *http.Request) {
 		const huge = "9223372036854775807"
 		if strings.Contains(r.Header.Get("Tenure-Route"), huge) { // as every owner would
 			w.Header().Set("Tenure-Request", "refused")
@@ -225,7 +225,7 @@ func TestWhatItsTransportRepeatsIsNotRefused(t *testing.T) {
 func TestABodyIsSentAgainUpToItsLimitAndOtherwiseRefused(t *testing.T) {
 	path, refusals := newFile(t), atomic.Int32{}
 	var got bytes.Buffer
-	ownedBy(t, path, listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	ownedBy(t, path, listen(t, ownerFunc(func(w http.ResponseWriter, r *http.Request) {
 		got.Reset()
 		io.Copy(&got, r.Body)
 		if refusals.Add(-1) >= 0 {
@@ -313,7 +313,7 @@ func TestALongBodyGoesToTheNextOwnerUntilOneHasReadFromIt(t *testing.T) {
 			path := newFile(t)
 			var ran, sends atomic.Int32
 			sent := bytes.Repeat([]byte("x"), size)
-			ownedBy(t, path, listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			ownedBy(t, path, listen(t, ownerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if n := sends.Add(1); n < 4 {
 					w.Header().Set("Tenure-Request", "refused")
 					w.Header().Set("Connection", map[bool]string{true: "close", false: "keep-alive"}[n == 1])

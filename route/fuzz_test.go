@@ -40,11 +40,12 @@ func FuzzAForwardedRequest(f *testing.F) {
 	})
 	kit.Await(f, "it is served", func() bool { o, _ := rt.Owner(ctx, "x"); return o.Local })
 
-	honest := fmt.Sprintf("to=%s; least=%d; wait=9", session.ID(), got[0].Token)
+	honest := fmt.Sprintf("to=%s; least=%d; wait=9; key=x", session.ID(), got[0].Token)
 	f.Add("Tenure-Route", honest, "Tenure-Route", "to=; least=0; wait=0")
 	f.Add("tenure-route", honest, "TENURE-ROUTE", honest)
 	f.Add("Tenure-Route", "to="+session.ID()+"; least=-9223372036854775808; wait=-1", "Tenure-Token", "9223372036854775807")
 	f.Add("Tenure-Route", "to=x; least=99999999999999999999; wait=1e9", "Tenure-Request", "refused")
+	f.Add("Tenure-Route", strings.TrimSuffix(honest, "; key=x"), "Tenure-Route", strings.Replace(honest, "key=x", "key=y", 1))
 	f.Add("Tenure-Route", "to=%s; least=%d;; wait=", "Expect", "100-continue")
 	f.Fuzz(func(t *testing.T, name, value, name2, value2 string) {
 		header := http.Header{}

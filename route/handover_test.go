@@ -78,7 +78,7 @@ func TestAnOwnerThatRefusesIsAskedAgainAfterAPause(t *testing.T) {
 func TestAKeyThatMovesIsFoundSoonAfterTheHint(t *testing.T) {
 	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
 		former, next := n.start(t, store, "former", route.Config{}), n.start(t, store, "next", route.Config{})
-		n.add("next:1", http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		n.add("next:1", ownerFunc(func(http.ResponseWriter, *http.Request) {}))
 		held := kit.Must(former.keys.Claim(t.Context(), "x"))
 		p := n.start(t, store, "a", route.Config{MaxWait: time.Minute})
 		answers := make(chan int, 1)

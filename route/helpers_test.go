@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -62,6 +63,14 @@ func newFile(t *testing.T) string {
 	return path
 }
 
+// ownerFunc answers as the route of an owner does.
+type ownerFunc http.HandlerFunc
+
+func (f ownerFunc) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Tenure-Token", "9")
+	f(w, r)
+}
+
 // process is one that answers for tenants, or forwards to another that does.
 type process struct {
 	*testing.T
@@ -70,7 +79,8 @@ type process struct {
 	keys    *claims.Keys
 	route   *route.Route
 	server  *http.Server
-	end     func() // closes the session, and waits for it
+	handler atomic.Pointer[http.Handler] // of the server
+	end     func()                       // closes the session, and waits for it
 }
 
 // startProcess runs a process on a store until the test ends. Its handler answers with its name and the tenant.
@@ -91,7 +101,10 @@ func startProcess(t *testing.T, store tenure.Store, name string, cfg route.Confi
 	p.keys = kit.Must(claims.NewKeys(p.session, "tenant"))
 	p.route, err = route.Keys(p.keys, tenantOf, cfg)
 	require.NoError(t, err)
-	p.server = &http.Server{Handler: p.route, Protocols: protocols}
+	p.use(p.route)
+	p.server = &http.Server{Protocols: protocols, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		(*p.handler.Load()).ServeHTTP(w, r)
+	})}
 	go p.server.Serve(listener)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -106,6 +119,9 @@ func startProcess(t *testing.T, store tenure.Store, name string, cfg route.Confi
 	kit.Await(t, "the session begins", p.session.Valid)
 	return p
 }
+
+// use has the server use another handler than the route.
+func (p *process) use(h http.Handler) { p.handler.Store(&h) }
 
 // serve claims a tenant and serves it until the returned func is called, which waits for that.
 func (p *process) serve(tenant string, h http.Handler) (release func()) {

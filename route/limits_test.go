@@ -1,6 +1,7 @@
 package route_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -37,7 +38,7 @@ func (n *wires) owner(t *testing.T, store tenure.Store, name string, h http.Hand
 	p := n.start(t, store, name, route.Config{})
 	_, err := p.keys.TryClaim(t.Context(), tenants...)
 	require.NoError(t, err)
-	n.add(name+":1", h)
+	n.add(name+":1", ownerFunc(h.ServeHTTP))
 	return p
 }
 
@@ -49,24 +50,27 @@ func TestOnlySoManyRequestsWait(t *testing.T) {
 				w.(http.Flusher).Flush()
 			}
 			<-over
-		}), "x", "events")
-		p := n.start(t, store, "a", route.Config{MaxWaiting: 2, MaxWait: time.Minute})
+		}), "x", "events", "other", "third")
+		p := n.start(t, store, "a", route.Config{MaxWaiting: 3, MaxWait: time.Minute})
 		var ends sync.WaitGroup
 		defer ends.Wait()
 		send := func(path string) { ends.Go(func() { post(p.route, path) }); synctest.Wait() }
+		refused := func(path string) {
+			began := time.Now()
+			w := post(p.route, path)
+			require.Equal(t, "refused", w.Header().Get("Tenure-Request"), path)
+			require.Equal(t, http.StatusServiceUnavailable, w.Code)
+			require.Zero(t, time.Since(began), "at once")
+		}
 		for range 9 {
 			send("/events") // whose answers have begun
 		}
-		send("/x")
-		send("/free") // they wait for an owner, and keep none from a known one
-		send("/endless")
-		send("/x")
-		for _, path := range []string{"/x", "/free"} {
-			began := time.Now()
-			w := post(p.route, path)
-			require.Equal(t, "refused", w.Header().Get("Tenure-Request"))
-			require.Equal(t, http.StatusServiceUnavailable, w.Code)
-			require.Zero(t, time.Since(began), "at once")
+		for _, paths := range [][]string{{"/x", "/other"}, {"/free", "/endless"}} { // the latter wait for an owner, and keep none from a known one
+			send(paths[0])
+			send(paths[0])
+			refused(paths[0]) // one key leaves room for others
+			send(paths[1])
+			refused("/third")
 		}
 		time.Sleep(2 * time.Minute) // those for free keys are refused
 		began := time.Now()
@@ -76,6 +80,83 @@ func TestOnlySoManyRequestsWait(t *testing.T) {
 		ends.Wait()
 		require.Equal(t, http.StatusOK, post(p.route, "/x").Code, "they wait no longer")
 	})
+}
+
+// Clients that send their bodies slowly take no room from requests without a body.
+func TestBodiesThatDoNotComeTakeNoRoomFromOthers(t *testing.T) {
+	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
+		n.owner(t, store, "owner", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }), "x", "y", "z")
+		p := n.start(t, store, "a", route.Config{MaxWaiting: 3, MaxWait: time.Minute, MaxStall: time.Minute, MaxReplay: 1000})
+		upload := func(path string, length int) net.Conn {
+			conn := dial(t, p.route)
+			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\nslow", path, length)
+			synctest.Wait()
+			return conn
+		}
+		refused := func(path string, length int) {
+			conn := upload(path, length)
+			if length == 1000 { // net/http reads a short body before it answers
+				conn.Write(make([]byte, length-4))
+			}
+			got, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			require.NoError(t, err)
+			require.Equal(t, http.StatusServiceUnavailable, got.StatusCode)
+		}
+		answer := func(conn net.Conn) int {
+			got, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			require.NoError(t, err)
+			return got.StatusCode
+		}
+		for _, length := range []int{1000, 1_000_000} {
+			first, second := upload("/x", length), upload("/x", length)
+			refused("/x", length) // one key leaves room for others
+			third := upload("/y", length)
+			refused("/z", length)
+			for _, path := range []string{"/x", "/y", "/z"} {
+				require.Equal(t, http.StatusOK, post(p.route, path).Code)
+			}
+			for _, conn := range []net.Conn{first, second, third} {
+				require.NotEqual(t, http.StatusServiceUnavailable, answer(conn), "it has waited")
+				conn.Close()
+			}
+		}
+	})
+}
+
+// On HTTP/2, a body that is not read uses up the window of its connection.
+func TestABodyThatIsNotReadHoldsUpNoOther(t *testing.T) {
+	h2c := new(http.Protocols)
+	h2c.SetUnencryptedHTTP2(true)
+	for name, transport := range map[string]http.RoundTripper{"default": nil, "the user's": &http.Transport{Protocols: h2c}} {
+		t.Run(name, func(t *testing.T) {
+			store := kit.OpenSQLite(t, newFile(t))
+			owner := startProcess(t, store, "owner", route.Config{}, claims.SessionConfig{}, h2c)
+			front := startProcess(t, store, "front", route.Config{Transport: transport}, claims.SessionConfig{}, nil)
+			reading, over := make(chan bool), make(chan bool)
+			owner.serve("slow", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, _ = r.Body.Read(make([]byte, 1))
+				reading <- true
+				<-over
+			}))
+			owner.serve("x", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				n, err := io.Copy(io.Discard, r.Body)
+				fmt.Fprint(w, n, err)
+			}))
+			var clients sync.WaitGroup
+			defer clients.Wait()
+			defer close(over)
+			for range 2 {
+				clients.Go(func() { ask(front.addr, "POST", "/slow", "1", bytes.NewReader(make([]byte, 8<<20))) })
+				<-reading
+			}
+			for _, size := range []int{10, 50_000, 100_000, 3 << 20} {
+				for range 3 {
+					got := ask(front.addr, "POST", "/x", "1", bytes.NewReader(make([]byte, size)))
+					require.Equal(t, fmt.Sprintf(`200  "%d <nil>" <nil>`, size), got.String())
+				}
+			}
+		})
+	}
 }
 
 func TestASessionThatCannotBeReadHidesNoOther(t *testing.T) {
@@ -213,19 +294,25 @@ func TestAClaimThatWaitsForTheDatabaseKeepsNoOtherKeyWaiting(t *testing.T) {
 func TestABodyThatComesSlowlyIsRefusedAtMaxWait(t *testing.T) {
 	path := newFile(t)
 	asked := make(chan bool, 9)
-	ownedBy(t, path, listen(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked <- true })), "x")
+	ownedBy(t, path, listen(t, ownerFunc(func(http.ResponseWriter, *http.Request) { asked <- true })), "x")
 	front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{MaxWait: 300 * time.Millisecond}, claims.SessionConfig{}, nil)
-	conn, err := net.Dial("tcp", front.addr)
-	require.NoError(t, err)
-	defer conn.Close()
-	require.NoError(t, conn.SetReadDeadline(time.Now().Add(kit.Patience)))
-	_, err = io.WriteString(conn, "POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nslow")
-	require.NoError(t, err)
-	answer, err := io.ReadAll(conn)
-	require.NoError(t, err)
-	require.Contains(t, string(answer), "400 Bad Request")
-	require.Contains(t, string(answer), "Tenure-Request: refused")
-	require.Empty(t, asked)
+	for name, h := range map[string]http.Handler{
+		"a server": front.route, "a middleware without Unwrap": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { front.route.ServeHTTP(bare{w}, r) }),
+	} {
+		front.use(h)
+		conn, err := net.Dial("tcp", front.addr)
+		require.NoError(t, err)
+		defer conn.Close()
+		require.NoError(t, conn.SetReadDeadline(time.Now().Add(kit.Patience/2)))
+		_, err = io.WriteString(conn, "POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nslow")
+		require.NoError(t, err)
+		answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		require.NoError(t, err, name)
+		require.Equal(t, http.StatusBadRequest, answer.StatusCode)
+		require.Equal(t, "refused", answer.Header.Get("Tenure-Request"))
+		require.True(t, answer.Close)
+		require.Empty(t, asked)
+	}
 }
 
 // A process that is not the owner refuses before it has read a body, and closes the connection under a long one.
@@ -288,25 +375,33 @@ func TestARequestHasTheRightOfItsOwnHandler(t *testing.T) {
 }
 
 func TestShutdownLeavesNoConnectionBehind(t *testing.T) {
-	path := newFile(t)
-	var open atomic.Int32
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	server := &http.Server{
-		Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}),
-		ConnState: func(_ net.Conn, s http.ConnState) {
-			open.Add(map[http.ConnState]int32{http.StateNew: 1, http.StateClosed: -1}[s])
-		},
+	h2c := new(http.Protocols)
+	h2c.SetUnencryptedHTTP2(true)
+	for scheme, protocols := range map[string]*http.Protocols{"http://": nil, "h2c://": h2c} {
+		path := newFile(t)
+		var open atomic.Int32
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		server := &http.Server{
+			Protocols: protocols,
+			Handler:   ownerFunc(func(http.ResponseWriter, *http.Request) {}),
+			ConnState: func(_ net.Conn, s http.ConnState) {
+				open.Add(map[http.ConnState]int32{http.StateNew: 1, http.StateClosed: -1}[s])
+			},
+		}
+		go server.Serve(listener)
+		t.Cleanup(func() { server.Close() })
+		ownedBy(t, path, scheme+listener.Addr().String(), "x")
+		front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{}, claims.SessionConfig{}, nil)
+		for range 3 {
+			require.Equal(t, http.StatusOK, ask(front.addr, "POST", "/x", "1", nil).status)
+			require.Equal(t, http.StatusOK, ask(front.addr, "POST", "/x", "1", strings.NewReader("body")).status)
+		}
+		require.EqualValues(t, map[string]int{"http://": 1, "h2c://": 2}[scheme], open.Load(), "one for requests without a body, and one for a body at a time")
+		front.end()
+		require.NoError(t, front.route.Shutdown(t.Context(), front.server))
+		kit.Await(t, "its connections are closed", func() bool { return open.Load() == 0 })
 	}
-	go server.Serve(listener)
-	t.Cleanup(func() { server.Close() })
-	ownedBy(t, path, listener.Addr().String(), "x")
-	front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{}, claims.SessionConfig{}, nil)
-	require.Equal(t, http.StatusOK, ask(front.addr, "POST", "/x", "1", nil).status)
-	require.EqualValues(t, 1, open.Load())
-	front.end()
-	require.NoError(t, front.route.Shutdown(t.Context(), front.server))
-	kit.Await(t, "its connection is closed", func() bool { return open.Load() == 0 })
 }
 
 // Whoever reaches the port of any process may send anything to it.

@@ -64,6 +64,11 @@ type Config struct {
 	// take to send a body of at most MaxReplay bytes. Default 10s.
 	MaxWait time.Duration
 
+	// MaxStall limits how long a request waits for its client to send more of the body or to read more of the answer. Then
+	// the handler's call returns an error that is [os.ErrDeadlineExceeded], and the connection is closed. A body may pause for
+	// longer once the answer has begun. Default 1m.
+	MaxStall time.Duration
+
 	// DrainFor is how long running requests may continue after the context of Serve has ended while the right still
 	// stands. Default half of the time that a job has to stop, at most 5s.
 	DrainFor time.Duration
@@ -73,9 +78,10 @@ type Config struct {
 	// is refused to the client too. Default 64 KiB.
 	MaxReplay int64
 
-	// MaxWaiting limits how many requests wait in this process for an owner, and how many wait for an owner's answer. A
-	// request beyond a limit is refused at once. The bodies that are kept take up to 2 × MaxWaiting × MaxReplay bytes, 1.3 GB
-	// by default, and those that clients are still sending up to MaxReplay bytes each. Default 10,000.
+	// MaxWaiting limits how many requests wait in this process for an owner, how many wait for an owner's answer, and how
+	// many bodies it is reading that it forwards. No key takes more than what is left to others: one busy key gets half of a
+	// limit, two get a third each. A request beyond a limit is refused at once. The bodies that are kept take up to
+	// 3 × MaxWaiting × MaxReplay bytes, 2 GB by default. Default 10,000.
 	MaxWaiting int
 
 	// Idempotent reports whether a request may run more than once. A GET, HEAD, OPTIONS or TRACE, and a request with an
@@ -83,8 +89,10 @@ type Config struct {
 	Idempotent func(*http.Request) bool
 
 	// Transport carries requests to other processes. It must not retry any request, and must call the hooks of
-	// net/http/httptrace; otherwise every failed request counts as sent. It sees the scheme h2c as http. The default
-	// notices a lost host within 20s.
+	// net/http/httptrace; otherwise every failed request counts as sent. It sees the scheme h2c as http. On HTTP/2 a request
+	// with a body gets a connection of its own if this is an [*http.Transport], of which the route then makes clones. With
+	// any other, a body that a handler does not read may hold up those of other keys. The default notices a lost host within
+	// 20s.
 	Transport http.RoundTripper
 
 	Trace  *Trace       // nil: none
@@ -94,13 +102,14 @@ type Config struct {
 // Route is an [http.Handler] for the requests of one lease, one kind of keys, or one set of shards. All methods are safe
 // for concurrent use.
 type Route struct {
-	cfg   Config
-	own   *url.URL                    // where other processes reach this one
-	keys  *claims.Keys                // nil: this is the route of a lease
-	id    func(*http.Request) string  // returns the key of a request; empty: it has none
-	owner func(tenure.Holding) string // returns the session or term of an owner
-	find  func(ctx context.Context, ids ...string) (map[string]tenure.Holding, error)
-	right func(ctx context.Context) (right, error)
+	cfg    Config
+	own    *url.URL                    // where other processes reach this one
+	keys   *claims.Keys                // nil: this is the route of a lease
+	id     func(*http.Request) string  // returns the key of a request; empty: it has none
+	owner  func(tenure.Holding) string // returns the session or term of an owner
+	isMine func(tenure.Holding) bool   // reports whether an owner is this process
+	find   func(ctx context.Context, ids ...string) (map[string]tenure.Holding, error)
+	right  func(ctx context.Context) (right, error)
 
 	proxy *httputil.ReverseProxy
 	log   logtext.Retries
@@ -110,9 +119,9 @@ type Route struct {
 	mu       sync.Mutex // guards the fields below, and those of entries, calls and answers; never held across I/O
 	entries  map[string]*entry
 	wanted   map[string]*entry // the keys for which requests wait; the search runs while there are any
-	waiting  int               // number of requests that wait for an owner
+	usage                      // of all keys
 	running  int               // number of requests that are answered here
-	pending  map[*attempt]bool // the requests that wait for an owner's answer
+	pending  map[*attempt]bool // the attempts that wait for an owner's answer
 	rechecks bool              // a timer is set that calls recheck
 }
 
@@ -137,6 +146,7 @@ func Lease(l *tenure.Lease, cfg Config) (*Route, error) {
 	}
 	rt.id = func(*http.Request) string { return id }
 	rt.owner = func(h tenure.Holding) string { return h.Term }
+	rt.isMine = func(h tenure.Holding) bool { return h.Holder == of.Holder }
 	rt.right = func(ctx context.Context) (right, error) {
 		term := tenure.TermFromContext(ctx)
 		if term == nil || term.Key() != l.Key() {
@@ -187,6 +197,7 @@ func keysRoute(k *claims.Keys, id func(*http.Request) string, cfg Config, claimi
 	}
 	rt.keys, rt.find = k, k.Owners
 	rt.owner = func(h tenure.Holding) string { return h.Key.ID }
+	rt.isMine = func(h tenure.Holding) bool { return h.Key.ID == session.ID() }
 	rt.id = func(r *http.Request) string {
 		if id := id(r); id != "" && session.CheckKeys(kind, id) == nil {
 			return id
@@ -208,11 +219,12 @@ func newRoute(cfg Config, claiming bool, labels map[string]string, logger *slog.
 	var problems objects.Problems
 	problems.Duration("Idle", cfg.Idle)
 	problems.Duration("MaxWait", cfg.MaxWait)
+	problems.Duration("MaxStall", cfg.MaxStall)
 	problems.Duration("DrainFor", cfg.DrainFor)
 	problems.If(min(cfg.MaxReplay, int64(cfg.MaxWaiting)) < 0, "MaxReplay or MaxWaiting is negative: leave it unset for the default")
 	problems.If(!claiming && (cfg.Run != nil || cfg.Idle != 0), "Run and Idle are for keys: leave them unset")
 	cfg.Label, cfg.MaxWait, cfg.MaxReplay = cmp.Or(cfg.Label, "address"), cmp.Or(cfg.MaxWait, 10*time.Second), cmp.Or(cfg.MaxReplay, 64<<10)
-	cfg.MaxWaiting = cmp.Or(cfg.MaxWaiting, 10_000)
+	cfg.MaxWaiting, cfg.MaxStall = cmp.Or(cfg.MaxWaiting, 10_000), cmp.Or(cfg.MaxStall, time.Minute)
 	cfg.DrainFor = cmp.Or(cfg.DrainFor, max(time.Millisecond, min(stop/2, 5*time.Second)))
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, logger))
 	own, err := address(labels[cfg.Label])
@@ -248,13 +260,16 @@ func (rt *Route) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), rt.cfg.MaxWait)
 	defer cancel()
+	at := newClient(rt, w, r)
+	defer at.close()
+	r = at.r
 	if hop != nil { // a forwarded request is never forwarded again
-		if c := rt.judge(ctx, id, hop); c == nil || c.answer(w, r) == refused {
-			fail(w, r, http.StatusMisdirectedRequest, "")
+		if c := rt.judge(ctx, id, hop); c == nil || c.answer(at, r) == refused {
+			fail(at, r, http.StatusMisdirectedRequest, "")
 		}
 		return
 	}
-	out := outgoing{rt: rt, id: id, r: r, began: time.Now(), told: Request{Key: id, Outcome: unknown}}
+	out := outgoing{rt: rt, id: id, at: at, r: r, began: time.Now(), told: Request{Key: id, Outcome: unknown}}
 	if trace := rt.cfg.Trace; trace != nil && trace.Request != nil {
 		defer func() { // also if the answer breaks off
 			out.told.Took = time.Since(out.began)
@@ -266,14 +281,14 @@ func (rt *Route) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		out.told.Waited = time.Since(out.began)
 		switch {
 		case err != nil:
-			out.fail(w, http.StatusServiceUnavailable, err)
+			out.fail(http.StatusServiceUnavailable, err)
 			return
 		case c != nil:
-			if outcome := c.answer(w, out.request()); outcome != refused {
+			if outcome := c.answer(at, out.request()); outcome != refused {
 				out.told.Local, out.told.Outcome, out.told.Token = true, outcome, c.token
 				return
 			}
-		case out.send(ctx, w, owner):
+		case out.send(ctx, owner):
 			return
 		}
 	}
@@ -352,7 +367,7 @@ func (rt *Route) Shutdown(ctx context.Context, s *http.Server) error {
 		return err
 	}
 	if rt.cfg.Transport == nil {
-		rt.proxy.Transport.(carrier).close()
+		rt.proxy.Transport.(*carrier).close()
 	}
 	ended := make(chan struct{})
 	go func() { rt.busy.Wait(); close(ended) }() // soon, because no request waits any more

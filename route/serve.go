@@ -47,7 +47,10 @@ type call struct {
 //   - If the right is lost, or ctx ends with [tenure.ErrUnhealthy], all requests end at once, and
 //     those whose answers have not begun have the outcome unknown.
 //
-// A handler that ignores its context keeps the key.
+// No client can keep the key by neither reading nor sending. Once the context of a request has ended and DrainFor is over, or
+// the right is lost, each call of the handler that waits for the client returns an error, and the connection is closed. A
+// handler that does not wait may still answer, for which it gets a second, or half of DrainFor if that is shorter. A handler
+// that ignores its context and these errors keeps the key.
 func (rt *Route) Serve(ctx context.Context, h http.Handler) error {
 	right, err := rt.right(ctx)
 	if err == nil && h == nil {
@@ -106,6 +109,9 @@ func (c *call) drain() {
 			if all || a.long.Load() {
 				a.cancel(c.closed)
 			}
+			if all && !a.hijacked.Load() {
+				a.at.hurry(min(c.rt.cfg.DrainFor/2, time.Second))
+			}
 		}
 		c.rt.mu.Unlock()
 		select {
@@ -120,20 +126,22 @@ func (c *call) drain() {
 // right stands.
 type answer struct {
 	of     *call
-	w      http.ResponseWriter
+	at     *client
 	r      *http.Request
 	cancel context.CancelCauseFunc
 	long   atomic.Bool // it is an upgraded connection or an event stream
 
-	begun, hijacked bool
-	lost            bool // the right had ended before the answer began
-	cutOff          bool // the right ended after that
+	hijacked atomic.Bool
+	begun    bool
+	upgraded bool // the answer is 101
+	lost     bool // the right had ended before the answer began
+	cutOff   bool // the right ended after that
 }
 
 // answer has the handler answer a request, and returns the outcome. If that is refused, the client has not been told.
-func (c *call) answer(w http.ResponseWriter, r *http.Request) (outcome string) {
+func (c *call) answer(at *client, r *http.Request) (outcome string) {
 	ctx, cancel := context.WithCancelCause(r.Context())
-	a := &answer{of: c, w: w, r: r.WithContext(rightContext{ctx, c.ctx}), cancel: cancel}
+	a := &answer{of: c, at: at, r: r.WithContext(rightContext{ctx, c.ctx}), cancel: cancel}
 	inner := a.r
 	if r.Header[routeHeader] != nil { // a handler may pass its headers on to another route
 		inner = r.WithContext(a.r.Context())
@@ -158,9 +166,10 @@ func (c *call) answer(w http.ResponseWriter, r *http.Request) (outcome string) {
 		c.rt.running--
 		c.quiet = time.Now()
 	}()
+	a.Header().Set(tokenHeader, strconv.FormatInt(c.token, 10)) // also of what a middleware answers if the handler panics
 	c.h.ServeHTTP(a, inner)
 	switch {
-	case a.hijacked:
+	case a.hijacked.Load():
 		return answered
 	case !a.begin(http.StatusOK):
 		return unknown
@@ -186,16 +195,16 @@ func (c rightContext) Value(key any) any {
 	return c.of.Value(key)
 }
 
-func (a *answer) Header() http.Header { return a.w.Header() }
+func (a *answer) Header() http.Header { return a.at.Header() }
 
 // Unwrap lets [http.ResponseController] set deadlines.
-func (a *answer) Unwrap() http.ResponseWriter { return a.w }
+func (a *answer) Unwrap() http.ResponseWriter { return a.at }
 
 func (a *answer) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		a.begin(status)
 	} else if !a.begun {
-		a.w.WriteHeader(status)
+		a.at.WriteHeader(status)
 	}
 }
 
@@ -208,7 +217,7 @@ func (a *answer) begin(status int) bool {
 	header := a.Header()
 	if a.lost = !a.of.holds(); a.lost {
 		clear(header)
-		fail(a.w, a.r, http.StatusBadGateway, "the right to answer has ended, and the request may have run")
+		fail(a.at, a.r, http.StatusBadGateway, "the right to answer has ended, and the request may have run")
 		return false
 	}
 	header.Del(fateHeader)
@@ -218,9 +227,10 @@ func (a *answer) begin(status int) bool {
 	}
 	long := a.r.ContentLength < 0 || a.r.ContentLength > a.of.rt.cfg.MaxReplay || a.r.Header["Expect"] != nil // HTTP/2 hides Expect
 	if long && status/100 == 2 && a.r.Header[routeHeader] != nil {
-		a.w.WriteHeader(http.StatusContinue) // the handler may read the body later, when net/http does not ask for it any more
+		a.at.WriteHeader(http.StatusContinue) // the handler may read the body later, when net/http does not ask for it any more
 	}
-	a.w.WriteHeader(status)
+	a.upgraded = status == http.StatusSwitchingProtocols
+	a.at.WriteHeader(status)
 	return true
 }
 
@@ -229,7 +239,7 @@ func (a *answer) Write(b []byte) (int, error) {
 		a.cutOff = true
 		return 0, fmt.Errorf("route: answer for %s: %w: the right to answer has ended", a.of.id, tenure.ErrLost)
 	}
-	return a.w.Write(b)
+	return a.at.Write(b)
 }
 
 func (a *answer) Flush() { _ = a.FlushError() }
@@ -238,18 +248,19 @@ func (a *answer) FlushError() error {
 	if _, err := a.Write(nil); err != nil {
 		return err
 	}
-	return http.NewResponseController(a.w).Flush()
+	return http.NewResponseController(a.at).Flush()
 }
 
 // Hijack hands the connection over to the handler. If it is still open DrainFor after the request's context has ended, it is
 // closed.
 func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	if a.begun || !a.of.holds() {
+	if a.begun && !a.upgraded || !a.of.holds() {
 		return nil, nil, fmt.Errorf("route: hijack: %w: the answer has begun, or the right to answer has ended", tenure.ErrLost)
 	}
-	conn, buffered, err := http.NewResponseController(a.w).Hijack()
+	conn, buffered, err := http.NewResponseController(a.at).Hijack()
 	if err == nil {
-		a.begun, a.hijacked = true, true
+		a.begun = true
+		a.hijacked.Store(true)
 		a.long.Store(true)
 		context.AfterFunc(a.r.Context(), func() { time.AfterFunc(a.of.rt.cfg.DrainFor, func() { _ = conn.Close() }) })
 	}

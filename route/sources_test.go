@@ -217,7 +217,7 @@ func TestARequestToAnOwnerThatHangsEndsOnceAnotherMayOwnTheKey(t *testing.T) {
 		require.NoError(t, err)
 		var asked atomic.Int32
 		over := make(chan struct{})
-		n.add("hangs:1", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n.add("hangs:1", ownerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if asked.Add(1); r.URL.Path == "/y" {
 				w.WriteHeader(200)
 				w.(http.Flusher).Flush()

@@ -8,7 +8,9 @@ replace (
 )
 
 require (
+	github.com/coder/websocket v1.8.15
 	github.com/go-co-op/gocron/v2 v2.21.2
+	github.com/gorilla/websocket v1.5.4-0.20250319132907-e064f32e3674
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/oklog/run v1.2.0
 	github.com/riverqueue/river v0.51.1
@@ -18,6 +20,7 @@ require (
 	github.com/tenurelib/tenure/kubetenure v0.0.0
 	github.com/thejerf/suture/v4 v4.0.6
 	go.uber.org/fx v1.24.0
+	golang.org/x/net v0.57.0
 	golang.org/x/sync v0.24.0
 	gorm.io/driver/postgres v1.6.0
 	gorm.io/driver/sqlite v1.6.0
@@ -90,7 +93,6 @@ require (
 	go.uber.org/zap v1.27.1 // indirect
 	go.yaml.in/yaml/v2 v2.4.4 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
-	golang.org/x/net v0.57.0 // indirect
 	golang.org/x/oauth2 v0.36.0 // indirect
 	golang.org/x/sys v0.47.0 // indirect
 	golang.org/x/term v0.45.0 // indirect
