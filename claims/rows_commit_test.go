@@ -19,6 +19,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -239,6 +240,7 @@ func xidReused(t *testing.T, crash func(s *kit.PostgresServer, backend int) erro
 // Before COMMIT arrives, another server takes over, which has given the xid to another transaction and has
 // older sessions.
 func TestACommitOnAnotherServerProvesNothing(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	first, next := kit.StartPostgres(t), kit.StartPostgres(t)
 	db, proxy := rowsBehind(t, first.URL())

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/schedule"
 	"github.com/tenurelib/tenure/storetest"
@@ -318,6 +319,7 @@ func TestAPlanThatDoesNotAdvanceEndsTheJob(t *testing.T) {
 }
 
 func TestAPlanMayEnd(t *testing.T) {
+	testkit.Slow(t)
 	synctest.Test(t, func(t *testing.T) {
 		store, ran, began := storetest.NewMem(), &slots{}, time.Now()
 		once := planFunc(func(after time.Time) time.Time {
