@@ -18,6 +18,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -113,6 +114,7 @@ func TestTombstonesThatACrashEmptiesAreUsedAndWarnedOf(t *testing.T) {
 }
 
 func TestALeaseIsReleasedAndAcquiredWhateverBecomesOfTheTombstones(t *testing.T) {
+	testkit.Slow(t)
 	for name, ddl := range map[string]string{
 		"dropped":                  `DROP TABLE objects_tombstones`,
 		"renamed":                  `ALTER TABLE objects_tombstones RENAME TO elsewhere`,
