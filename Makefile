@@ -37,7 +37,7 @@ check: needs lint ## all modules, with the race detector, staticcheck and real s
 needs:
 	@[ "$$(go env CGO_ENABLED)" = 1 ] && command -v "$$(go env CC | cut -d ' ' -f 1)" >/dev/null || \
 		{ echo "make check needs a C compiler, for the race detector: install gcc or clang, and leave CGO_ENABLED unset. make test needs none."; exit 1; }
-	@echo "make check takes a quarter of an hour or more on two cores, and with empty caches 6 GB of disk and some minutes more."
+	@echo "make check takes 15 to 30 minutes on two cores, and some more with empty caches."
 	@PATH="$$PATH:$$(echo "$$TENURE_TEST_POSTGRES" /usr/lib/postgresql/*/bin | tr ' ' :):$$(dirname "$${TENURE_TEST_PGBOUNCER:-/usr/sbin/pgbouncer}")"; \
 		for program in postgres pgbouncer promtool minisign jq; do \
 			command -v $$program >/dev/null || echo "There is no $$program: the tests that need it are skipped."; \
