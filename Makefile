@@ -6,7 +6,7 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-# Runs go test, and says in the end what was skipped and why. It works in each module.
+# Runs go test, and says in the end what was skipped and why. It works in each module that requires this one.
 GOTEST := go run github.com/tenurelib/tenure/internal/testkit/gotest
 
 # This target needs Go and make: no C compiler, no server, no network but for modules, and no programs but a shell's.
@@ -53,7 +53,7 @@ check-root:
 .PHONY: check-modules
 check-modules:
 	@set -e; for module in $(RACED); do (cd $$module && $(GOTEST) $(RACE) -timeout 60m -vet=off ./...); done
-	@cd proof/release && $(GOTEST) -timeout 60m ./...
+	@cd proof/release && go test -timeout 60m ./...
 	@cd examples/integrations && $(GOTEST) -timeout 60m ./...
 
 .PHONY: format
@@ -69,7 +69,7 @@ lint: format ## gofmt, vet, staticcheck, and whether each mutant fits the code
 	@set -e; for module in proof/release examples/integrations; do echo "vet $$module"; (cd $$module && go vet ./...); done
 	@echo staticcheck; dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && GOBIN=$$dir go install $(STATICCHECK) && \
 		export GOWORK=$$dir/go.work && go work init . $(MODULES) && \
-		GOFLAGS="$(RACE)" $$dir/staticcheck ./... $(patsubst %,./%/...,$(MODULES))
+		GOFLAGS="$$(go env GOFLAGS) $(RACE)" $$dir/staticcheck ./... $(patsubst %,./%/...,$(MODULES))
 
 # All modules but the one that builds a server for tests.
 VULNDB := https://vuln.go.dev
