@@ -46,6 +46,7 @@ func oneConn(t *testing.T, url, begins string) *pgxpool.Pool {
 }
 
 func TestNoTwoTermsAreValidAtOnceThoughACrashEmptiesTables(t *testing.T) {
+	testkit.Slow(t)
 	server := kit.StartPostgres(t)
 	admin := kit.PostgresPool(t, server.URL())
 	for name, c := range map[string]struct{ ddl, begins, schema, refusal string }{
@@ -93,6 +94,7 @@ func TestNoTwoTermsAreValidAtOnceThoughACrashEmptiesTables(t *testing.T) {
 }
 
 func TestTombstonesThatACrashEmptiesAreUsedAndWarnedOf(t *testing.T) {
+	testkit.Slow(t)
 	server := kit.StartPostgres(t)
 	kit.Migrate(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
 	kit.ExecPostgres(t, kit.PostgresPool(t, server.URL()), `ALTER TABLE objects_tombstones SET UNLOGGED`)

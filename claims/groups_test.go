@@ -213,6 +213,7 @@ func TestManyKeysAreClaimedAtAShortTTLThoughTheServerIsSlow(t *testing.T) {
 }
 
 func TestManyRowsAreTakenAndFinishedAtAShortTTLThoughTheServerIsSlow(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	db := rowsOnPostgres(t)
 	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)

@@ -174,6 +174,7 @@ func TestAFuncThatEndsItsTransactionBySQLIsNeverToldThatItsRowIsFinished(t *test
 // The server crashes before COMMIT arrives, and gives the transaction's xid to another, which
 // commits.
 func TestACommitOfAnotherTransactionWithTheSameXidProvesNothing(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	for how, crash := range map[string]func(s *kit.PostgresServer, backend int) error{
 		"a backend crashes": func(s *kit.PostgresServer, backend int) error {

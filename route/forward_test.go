@@ -311,6 +311,7 @@ func TestOwnersThatStopTheirServersRunNoRequestTwice(t *testing.T) {
 // An owner that refuses before it reads the body leaves it to the next one. The client, which asks for no 100, gets none. The headers that
 // a handler in front of the route has set stay.
 func TestALongBodyGoesToTheNextOwnerUntilOneHasReadFromIt(t *testing.T) {
+	testkit.Slow(t)
 	for _, size := range []int{1001, 100_000, 5 << 20} {
 		for _, chunked := range []bool{false, true} {
 			path := newFile(t)

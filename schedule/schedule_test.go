@@ -85,6 +85,7 @@ func (s *slots) take(began time.Time) (hours []float64) {
 }
 
 func TestASlotRunsOnceAlthoughTheLeaseChangesHands(t *testing.T) {
+	testkit.Slow(t)
 	synctest.Test(t, func(t *testing.T) {
 		store, ran, began := storetest.NewMem(), &slots{}, time.Now() // midnight
 		cfg := schedule.Config{Plan: schedule.Interval(24*time.Hour, 3*time.Hour), Do: ran.Do}
@@ -187,6 +188,7 @@ func TestASlotWhoseMarkFailsIsMarkedLaterAndNotRunAgain(t *testing.T) {
 
 // Slots come due while one is running.
 func TestAJobMayTakeLongerThanItsInterval(t *testing.T) {
+	testkit.Slow(t)
 	for missed, want := range map[schedule.Missed][]float64{
 		schedule.RunLatest: {1, 3, 6, 8},
 		schedule.RunEach:   {1, 2, 3, 4},
