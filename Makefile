@@ -6,52 +6,70 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
+# Runs go test, and says in the end what was skipped and why. It works in each module that requires this one.
+GOTEST := go run github.com/tenurelib/tenure/internal/testkit/gotest
+
+# This target needs Go and make: no C compiler, no server, no network but for modules, and no programs but a shell's.
 .PHONY: test
-test: lint ## gofmt, vet, staticcheck and all tests, with the race detector
-	@$(MAKE) --no-print-directory -j3 -Otarget test-claims test-modules test-root
+test: format ## gofmt, vet and the quick tests of this module, on nothing but Go: two minutes
+	go vet ./...
+	@$(GOTEST) -short -count=1 -vet=off ./...
+	@echo "Not looked for: data races, what staticcheck finds, and other modules (make check); what the documents promise (make docs)."
+
+.PHONY: docs
+docs: ## what the documents promise: their words, links, programs and tables
+	go test -count=1 -run 'Document|README|TestsOfTheFaults|ExamplesOfFormats|ErrorsOfThePage|RuleOfCompatibility' . ./examples/failover
 
 # The race detector looks at all of this library and its drivers. SQLite itself, as translated from
 # C, runs five times as fast without it. Nothing that uses generic code of other packages may be left
 # out: the linker could take its copy of that code, without the detector, for all.
-RACE := -race -timeout 60m -gcflags=modernc.org/sqlite/lib=-race=false -gcflags=modernc.org/libc/...=-race=false
+RACE := -race -gcflags=modernc.org/sqlite/lib=-race=false -gcflags=modernc.org/libc/...=-race=false
 
-# One package at a time: many start servers and processes. The time is for a machine
-# that has much else to do.
-.PHONY: test-root
-test-root:
-	go test $(RACE) -p 1 $$(go list ./... | grep -vE '/(claims|proof/databases)$$')
+# The modules that make check looks at besides this one. The tests of the last two build other programs, without the detector.
+RACED := cmd/tenure oteltenure natstenure etcdtenure kubetenure examples/periodic
+MODULES := $(RACED) proof/release examples/integrations
 
-# What waits more than it works, beside the others.
-.PHONY: test-claims
-test-claims:
-	go test $(RACE) ./claims
-	cd cmd/tenure && go test $(RACE) ./...
-	cd natstenure && go test $(RACE) ./...
+.PHONY: check
+check: needs lint ## all modules, with the race detector, staticcheck and real servers: before a change lands
+	@$(MAKE) --no-print-directory -j2 -Otarget check-root check-modules
 
-.PHONY: test-modules
-test-modules:
-	go test $(RACE) ./proof/databases
-	cd proof/release && go test -timeout 60m ./...
-	cd oteltenure && go test $(RACE) ./...
-	cd etcdtenure && go test $(RACE) ./...
-	cd kubetenure && go test $(RACE) ./...
-	cd examples/periodic && go test $(RACE) ./...
-	cd examples/integrations && go test -timeout 60m ./...
+.PHONY: needs
+needs:
+	@[ "$$(go env CGO_ENABLED)" = 1 ] && command -v "$$(go env CC | cut -d ' ' -f 1)" >/dev/null || \
+		{ echo "make check needs a C compiler, for the race detector: install gcc or clang, and leave CGO_ENABLED unset. make test needs none."; exit 1; }
+	@echo "make check takes 15 to 30 minutes on two cores, and some more with empty caches."
+	@PATH="$$PATH:$$(echo "$$TENURE_TEST_POSTGRES" /usr/lib/postgresql/*/bin | tr ' ' :):$$(dirname "$${TENURE_TEST_PGBOUNCER:-/usr/sbin/pgbouncer}")"; \
+		for program in postgres pgbouncer promtool minisign jq; do \
+			command -v $$program >/dev/null || echo "There is no $$program: the tests that need it are skipped."; \
+		done
+	@test -x "$(KUBE)" || echo "There is no API server of Kubernetes (make kube-apiserver): the tests that need it are skipped."
 
+# Of the packages that are tested at once, two run servers; the others wait for their turn, or need none.
+.PHONY: check-root
+check-root:
+	@turns=$$(mktemp -d) && trap 'rm -rf "$$turns"' EXIT && chmod 755 "$$turns" && touch "$$turns/1" "$$turns/2" && \
+		TENURE_TEST_TURNS=$$turns $(GOTEST) $(RACE) -p 4 -timeout 60m -vet=off ./...
+
+.PHONY: check-modules
+check-modules:
+	@set -e; for module in $(RACED); do (cd $$module && $(GOTEST) $(RACE) -timeout 60m -vet=off ./...); done
+	@cd proof/release && go test -timeout 60m ./...
+	@cd examples/integrations && $(GOTEST) -timeout 60m ./...
+
+.PHONY: format
+format:
+	@unformatted=$$("$$(go env GOROOT)/bin/gofmt" -l .) || exit 1; [ -z "$$unformatted" ] || { echo "gofmt would change: $$unformatted"; exit 1; }
+
+# Vet and staticcheck look at the build that the tests run, so that nothing is compiled a second time for them. One
+# process over a workspace of all modules, which is made for it, sees each package once.
 .PHONY: lint
-lint: ## gofmt, vet, staticcheck, and whether each mutant fits the code
-	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "gofmt would change: $$unformatted"; exit 1; fi
+lint: format ## gofmt, vet, staticcheck, and whether each mutant fits the code
 	go run ./proof/mutants -check
-	go vet ./...
-	go run $(STATICCHECK) ./...
-	cd cmd/tenure && go vet ./... && go run $(STATICCHECK) ./...
-	cd proof/release && go vet ./... && go run $(STATICCHECK) ./...
-	cd oteltenure && go vet ./... && go run $(STATICCHECK) ./...
-	cd natstenure && go vet ./... && go run $(STATICCHECK) ./...
-	cd etcdtenure && go vet ./... && go run $(STATICCHECK) ./...
-	cd kubetenure && go vet ./... && go run $(STATICCHECK) ./...
-	cd examples/periodic && go vet ./... && go run $(STATICCHECK) ./...
-	cd examples/integrations && go vet ./... && go run $(STATICCHECK) ./...
+	@set -e; for module in . $(RACED); do echo "vet $$module"; (cd $$module && go vet $(RACE) ./...); done
+	@set -e; for module in proof/release examples/integrations; do echo "vet $$module"; (cd $$module && go vet ./...); done
+	@echo staticcheck; dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && GOBIN=$$dir go install $(STATICCHECK) && \
+		export GOWORK=$$dir/go.work && go work init . $(MODULES) && \
+		GOFLAGS="$$(go env GOFLAGS) $(RACE)" $$dir/staticcheck ./... $(patsubst %,./%/...,$(MODULES))
 
 # All modules but the one that builds a server for tests.
 VULNDB := https://vuln.go.dev
@@ -88,7 +106,7 @@ kube-apiserver: ## build the API server of Kubernetes that the tests of kubetenu
 
 .PHONY: kube
 kube: kube-apiserver ## all tests that need Kubernetes, with a mixed fleet of 1,000 terms, for some 20 minutes
-	cd kubetenure && TENURE_REQUIRE_KUBE=1 go test $(RACE) ./...
+	cd kubetenure && TENURE_REQUIRE_KUBE=1 go test $(RACE) -timeout 60m ./...
 	cd examples/integrations && TENURE_REQUIRE_KUBE=1 go test -run TestAManagerIsAJob -timeout 60m ./...
 	cd cmd/tenure && TENURE_REQUIRE_KUBE=1 go test -run Kubernetes -timeout 60m ./...
 	cd proof/interop && TENURE_REQUIRE_KUBE=1 go test -v -timeout 60m ./... -args -terms 1000

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -608,6 +609,7 @@ func TestAStoreThatNeedsAPersonIsAskedRarely(t *testing.T) {
 }
 
 func TestManyReplicasUnderFaultsNeverOverlap(t *testing.T) {
+	testkit.Slow(t)
 	inBubbles(t, func(t *scene) {
 		for i := range 5 {
 			t.start(fmt.Sprint("r", i))

@@ -19,6 +19,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/schedule"
 	"github.com/tenurelib/tenure/shards"
@@ -59,6 +60,7 @@ func (p *errorPage) row(text string, err error) {
 
 // Each row of the page is the text of an error that the library returns.
 func TestTheErrorsOfThePageAreThoseOfTheLibrary(t *testing.T) {
+	testkit.Docs(t)
 	for section, raise := range map[string]func(p *errorPage){
 		"The errors that programs test": raiseNamed, "Leases and fences": raiseOfLeases, "Postgres": raiseOfPostgres, "SQLite": raiseOfSQLite,
 		"Claims, queues, shards and schedules": raiseOfClaims,

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 var (
@@ -56,6 +58,7 @@ func pages(t *testing.T) (all []page) {
 
 // A program that a reader pastes into an empty module must build, and do what the page says.
 func TestTheProgramsOfTheDocumentsPrintWhatTheySay(t *testing.T) {
+	testkit.Docs(t)
 	if dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "modernc.org/sqlite").Output(); err != nil || len(bytes.TrimSpace(dir)) == 0 {
 		t.Skipf("the go command can't resolve modules here, so no other module can be built: %v", err)
 	}
@@ -152,6 +155,7 @@ func sweepsUntilInterrupted(t *testing.T, program string) {
 // A fragment uses the names of its page's program, so that a reader who has the program knows what
 // each stands for. Any other name is explained in the text.
 func TestFragmentsInTheDocumentsUseTheNamesOfTheirProgram(t *testing.T) {
+	testkit.Docs(t)
 	code := regexp.MustCompile("`[^`\n]+`")
 	for _, p := range pages(t) {
 		if p.name == "README" { // whose fragments belong to other programs

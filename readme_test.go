@@ -13,10 +13,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // On a fresh clone, a broken link often points to a file that was never added.
 func TestLinksInTheDocumentsLeadSomewhere(t *testing.T) {
+	testkit.Docs(t)
 	link := regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)\s]*))?\)`)
 	links := 0
 	texts := documents(t)
@@ -47,6 +50,7 @@ func TestLinksInTheDocumentsLeadSomewhere(t *testing.T) {
 // What a reader copies must compile, so each block of Go is also part of a file that does; a
 // block that begins with a package clause is the whole file.
 func TestGoInTheDocumentsIsCompiledCode(t *testing.T) {
+	testkit.Docs(t)
 	files := []string{"example_test.go", "storetest/example_test.go", "storetest/example_job_test.go", "schedule/example_test.go", "claims/example_test.go", "claims/example_queue_test.go", "claims/example_slots_test.go", "claims/example_faults_test.go", "claims/example_outage_test.go", "shards/example_test.go", "route/example_test.go", "witness/example_test.go"}
 	for _, others := range []string{"examples/*/*.go", "*tenure/example_test.go"} { // some are modules of their own
 		programs, err := filepath.Glob(others)
@@ -85,6 +89,7 @@ func TestGoInTheDocumentsIsCompiledCode(t *testing.T) {
 
 // The README is the first ten minutes; everything else has a page in docs.
 func TestTheREADMEIsShortAndBeginsWithWhatANewcomerCopies(t *testing.T) {
+	testkit.Docs(t)
 	readme := documents(t)["README.md"]
 	require.LessOrEqual(t, len(strings.Fields(strings.ReplaceAll(readme, "|", " "))), 1400, "words")
 	first := strings.Join(strings.SplitN(readme, "\n", 26)[:25], "\n")
@@ -105,6 +110,7 @@ var longPages = map[string]int{
 }
 
 func TestEachDocumentIsInTheIndexAndIsAPage(t *testing.T) {
+	testkit.Docs(t)
 	texts := documents(t)
 	index := texts["docs/README.md"]
 	require.Contains(t, texts["README.md"], "](docs/README.md)")
@@ -122,6 +128,7 @@ func TestEachDocumentIsInTheIndexAndIsAPage(t *testing.T) {
 
 // Each fault on the page names the test that fails without the fix.
 func TestTheTestsOfTheFaultsThatWereFoundExist(t *testing.T) {
+	testkit.Docs(t)
 	tests := map[string]bool{}
 	require.NoError(t, filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "_test.go") {
@@ -145,6 +152,7 @@ func TestTheTestsOfTheFaultsThatWereFoundExist(t *testing.T) {
 
 // An alert wakes an operator, who then looks for the page.
 func TestEachAlertIsInTheDocuments(t *testing.T) {
+	testkit.Docs(t)
 	rules, err := os.ReadFile("oteltenure/alerts.yaml")
 	if err != nil {
 		t.Skip("the modules of their own do not come with this one")
@@ -160,6 +168,7 @@ func TestEachAlertIsInTheDocuments(t *testing.T) {
 }
 
 func TestTheExamplesOfFormatsAreWhatTheLibraryWrites(t *testing.T) {
+	testkit.Docs(t)
 	if _, err := os.Stat("natstenure"); err != nil {
 		t.Skip("the modules of their own do not come with this one")
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -72,6 +73,7 @@ func (l *lossyNetwork) hook(ctx context.Context, _ storetest.Call, do func(conte
 // not taken for a copy's. Once the network is repaired and a renewal has been answered, a
 // copy's renewal is never taken for the term's own.
 func TestATermKnowsItsOwnRenewalsFromThoseOfACopy(t *testing.T) {
+	testkit.Slow(t)
 	for seed := range uint64(300) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			inBubble(t, func(t *scene) {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -45,6 +46,7 @@ func oneConn(t *testing.T, url, begins string) *pgxpool.Pool {
 }
 
 func TestNoTwoTermsAreValidAtOnceThoughACrashEmptiesTables(t *testing.T) {
+	testkit.Slow(t)
 	server := kit.StartPostgres(t)
 	admin := kit.PostgresPool(t, server.URL())
 	for name, c := range map[string]struct{ ddl, begins, schema, refusal string }{
@@ -92,6 +94,7 @@ func TestNoTwoTermsAreValidAtOnceThoughACrashEmptiesTables(t *testing.T) {
 }
 
 func TestTombstonesThatACrashEmptiesAreUsedAndWarnedOf(t *testing.T) {
+	testkit.Slow(t)
 	server := kit.StartPostgres(t)
 	kit.Migrate(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
 	kit.ExecPostgres(t, kit.PostgresPool(t, server.URL()), `ALTER TABLE objects_tombstones SET UNLOGGED`)
@@ -113,6 +116,7 @@ func TestTombstonesThatACrashEmptiesAreUsedAndWarnedOf(t *testing.T) {
 }
 
 func TestALeaseIsReleasedAndAcquiredWhateverBecomesOfTheTombstones(t *testing.T) {
+	testkit.Slow(t)
 	for name, ddl := range map[string]string{
 		"dropped":                  `DROP TABLE objects_tombstones`,
 		"renamed":                  `ALTER TABLE objects_tombstones RENAME TO elsewhere`,

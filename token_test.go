@@ -10,11 +10,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
 func TestTokensIncreaseOverCrashRestartAndRestoreOfTheDatabase(t *testing.T) {
+	testkit.Slow(t)
 	server := kit.StartPostgres(t)
 	var last int64
 	begin := func(when string) (*tenure.PostgresStore, *tenure.Lease, *tenure.Term) {

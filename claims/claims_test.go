@@ -14,6 +14,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -388,6 +389,7 @@ func TestRowsOfARemovedSessionThatAreWrittenLateAreFreed(t *testing.T) {
 
 // Keys that are used once, at any rate.
 func TestAllRowsThatNobodyHasClaimedForADayAreDeleted(t *testing.T) {
+	testkit.Slow(t)
 	inBubble(t, func(w *world) {
 		a := w.start("a")
 		require.NoError(w, a.keys.Release(w.Context(), a.claim(names(5500)...)...))

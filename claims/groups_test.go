@@ -14,6 +14,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -188,6 +189,7 @@ const slowly = `CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS $$ 
 	CREATE TRIGGER slowly BEFORE INSERT OR UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION slowly()`
 
 func TestManyKeysAreClaimedAtAShortTTLThoughTheServerIsSlow(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	url := kit.PostgresURL(t)
 	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
@@ -211,6 +213,7 @@ func TestManyKeysAreClaimedAtAShortTTLThoughTheServerIsSlow(t *testing.T) {
 }
 
 func TestManyRowsAreTakenAndFinishedAtAShortTTLThoughTheServerIsSlow(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	db := rowsOnPostgres(t)
 	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -75,6 +76,7 @@ func lastly(h *kit.Hidden, fn func(exec func(string) error) error, query string,
 }
 
 func TestClaimsAndRowsAreThoseThatWereFoundWhateverHidesThem(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	for _, within := range []string{"the session", "a transaction"} {
 		t.Run("within "+within, func(t *testing.T) {

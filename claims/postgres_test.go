@@ -25,6 +25,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -379,6 +380,7 @@ func TestARoleWithoutRightsHasLeasesAndNoClaims(t *testing.T) {
 var raceTrials = flag.Int("race.trials", 250, "races of a late fenced write with the next claim, on each database")
 
 func TestAFencedWriteIsNeverLate(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	trials := *raceTrials
 	t.Run("postgres", func(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -173,6 +174,7 @@ func TestAFuncThatEndsItsTransactionBySQLIsNeverToldThatItsRowIsFinished(t *test
 // The server crashes before COMMIT arrives, and gives the transaction's xid to another, which
 // commits.
 func TestACommitOfAnotherTransactionWithTheSameXidProvesNothing(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	for how, crash := range map[string]func(s *kit.PostgresServer, backend int) error{
 		"a backend crashes": func(s *kit.PostgresServer, backend int) error {
@@ -239,6 +241,7 @@ func xidReused(t *testing.T, crash func(s *kit.PostgresServer, backend int) erro
 // Before COMMIT arrives, another server takes over, which has given the xid to another transaction and has
 // older sessions.
 func TestACommitOnAnotherServerProvesNothing(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	first, next := kit.StartPostgres(t), kit.StartPostgres(t)
 	db, proxy := rowsBehind(t, first.URL())

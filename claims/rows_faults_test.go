@@ -19,6 +19,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/pace"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -574,6 +575,7 @@ func TestWhatATakeGotTooLateIsGivenBack(t *testing.T) {
 // The effect of each row is written exactly once, whatever happens to the processes and what
 // they send, and each attempt is counted unless it is taken back.
 func TestEveryRowsEffectHappensExactlyOnce(t *testing.T) {
+	testkit.Slow(t)
 	for seed := range *rowsSeeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			defer kit.NoteFailure(t, fmt.Sprintf("go test ./claims -run %s$ -rows.seeds=%d -count=50", t.Name(), seed+1))

@@ -20,6 +20,7 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgobjects"
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -309,6 +310,7 @@ func TestWhatOthersHaveTakenSinceRowsWereFoundCounts(t *testing.T) {
 // TestTakersAtTheSameTimeKeepTheLimitOfAKey would notice if rows were counted in the statement that takes them: it does not see what others take
 // meanwhile.
 func TestACountInTheStatementThatTakesRowsIsNotEnough(t *testing.T) {
+	testkit.Slow(t)
 	if *perKeyNotNaive {
 		t.Skip("-perkey.only")
 	}
@@ -321,6 +323,7 @@ func TestACountInTheStatementThatTakesRowsIsNotEnough(t *testing.T) {
 }
 
 func TestTheCheckOfATableWithAKeyNamesWhatIsWrong(t *testing.T) {
+	testkit.Slow(t)
 	cfg := perKey
 	cfg.PerKey.Column = "customer"
 	for name, db := range map[string]*rowsDB{"postgres": rowsOnPostgres(t), "sqlite": rowsOnSQLite(t)} {
@@ -367,6 +370,7 @@ func TestTheCheckOfATableWithAKeyNamesWhatIsWrong(t *testing.T) {
 
 // No take reads all rows of a key that is full.
 func TestTheRowsOfAFullKeyAreNotRead(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	config := objects.RowsConfig{
 		Table: "tasks", ID: "id", Session: "session", Token: "token", Attempts: "attempts", NotBefore: "not_before",

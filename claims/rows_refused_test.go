@@ -16,6 +16,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -137,6 +138,7 @@ func eachTaker(t *testing.T, cfg claims.QueueConfig, test func(w *rowsWorld, row
 
 // Nothing else would recover the panic, so the process would end, and then one replica after the other.
 func TestAnOnExhaustedThatPanicsIsCalledAgainLater(t *testing.T) {
+	testkit.Slow(t)
 	for name, end := range map[string]func(){"panic": func() { panic("no such account") }, "Goexit": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {
 			var calls atomic.Int64
@@ -359,6 +361,7 @@ func TestManyRowsThatAreRefusedKeepNoRowFromAWorkerThatTakesOne(t *testing.T) {
 
 // On SQLite a row whose ID is not UTF-8 can't be claimed.
 func TestRowsThatCannotBeNamedKeepNoRowFromAWorkerThatTakesOne(t *testing.T) {
+	testkit.Slow(t)
 	inRowsBubble(t, effect, 0, func(w *rowsWorld) {
 		kit.ExecSQL(w.T, w.db, `DROP TABLE tasks`)
 		kit.ExecSQL(w.T, w.db, `CREATE TABLE tasks (id TEXT PRIMARY KEY NOT NULL, status TEXT NOT NULL DEFAULT 'queued', priority INTEGER NOT NULL DEFAULT 0, effects INTEGER NOT NULL DEFAULT 0)`)

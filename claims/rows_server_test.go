@@ -24,6 +24,7 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/pgobjects"
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -331,6 +332,7 @@ func TestRowsAreFreedWhateverTheirTokensAre(t *testing.T) {
 // If a crash of the database undoes that, the rows name a session that is gone, and a sweep frees
 // them again. A worker does not know that it would have to release a row again.
 func TestOnlyTheRowsOfARemovedSessionAreFreedWithoutWaitingForTheDisk(t *testing.T) {
+	testkit.Slow(t)
 	db := rowsOnPostgres(t)
 	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0, log text NOT NULL DEFAULT '')`)
 	ddl, err := tasks.PostgresDDL()
@@ -399,6 +401,7 @@ func TestARowThatIsLockedKeepsNoOther(t *testing.T) {
 }
 
 func TestARowThatIsLockedKeepsNoOtherFromBeingFinished(t *testing.T) {
+	testkit.Slow(t)
 	db := rowsOnPostgres(t)
 	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
 	ddl, err := tasks.PostgresDDL()
@@ -453,6 +456,7 @@ func TestARowThatIsLockedKeepsNoOtherFromBeingFinished(t *testing.T) {
 // When the row is unlocked, most of the time for waiting has passed. The statement that then ends the claim has
 // its own.
 func TestAFinishIsNotCutShortByWhatItWaitedForALock(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	db := rowsOnPostgres(t)
 	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
@@ -489,6 +493,7 @@ func TestAFinishIsNotCutShortByWhatItWaitedForALock(t *testing.T) {
 
 // The statements use no names that a table of the user may have.
 func TestATableMayHaveAnyName(t *testing.T) {
+	testkit.Slow(t)
 	for _, open := range []func(*testing.T) *rowsDB{rowsOnPostgres, rowsOnSQLite} {
 		db := open(t)
 		for _, name := range []string{"locked", "ready", "named", "given", "taken", "r"} {
@@ -521,6 +526,7 @@ func TestATableMayHaveAnyName(t *testing.T) {
 }
 
 func TestARowWithTheMostAttemptsKeepsNoOther(t *testing.T) {
+	testkit.Slow(t)
 	for kind, most := range map[string]string{"smallint": "32767", "integer": "2147483647", "bigint": "9223372036854775807"} {
 		db := rowsOnPostgres(t)
 		db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0, attempts ` + kind + `)`)
@@ -583,6 +589,7 @@ func TestTakesAtTheSameTimeShareStatements(t *testing.T) {
 }
 
 func TestIDsOfEachType(t *testing.T) {
+	testkit.Slow(t)
 	dbs := map[string]*rowsDB{"postgres": rowsOnPostgres(t), "sqlite": rowsOnSQLite(t)}
 	cfg := claims.QueueConfig{Table: `my "tasks"`, ID: "the id", Session: "Owner", Token: "fence", OrderBy: `"the id"`}
 	take := func(db *rowsDB, ids ...string) {
@@ -629,6 +636,7 @@ func TestIDsOfEachType(t *testing.T) {
 }
 
 func TestTheCheckOfATableNamesWhatIsWrong(t *testing.T) {
+	testkit.Slow(t)
 	check := func(db *rowsDB, cfg claims.QueueConfig) error {
 		s, err := claims.NewSession(db.open(), claims.SessionConfig{Logger: kit.Quiet})
 		require.NoError(db, err)
@@ -771,6 +779,7 @@ func second[T any](_ T, err error) error { return err }
 
 // The statements find what they need by the partial indexes, however many rows are done.
 func TestThePlansUseThePartialIndexes(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	tasks := tasks
 	tasks.Expires, tasks.Deadline = "expires_at", time.Hour

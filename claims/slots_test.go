@@ -16,6 +16,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -308,6 +309,7 @@ var slotTakes = flag.Int("slots.takes", 2000, "how many slots TestSlotsUnderLoad
 
 // Eight processes with five waiting callers each share four slots.
 func TestSlotsUnderLoad(t *testing.T) {
+	testkit.Slow(t)
 	for name, open := range map[string]func(t *testing.T) tenure.Database{
 		"postgres": func(t *testing.T) tenure.Database {
 			return kit.OpenPostgres(t, kit.PostgresURL(t), tenure.PostgresConfig{})

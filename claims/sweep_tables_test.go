@@ -11,6 +11,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -75,6 +76,7 @@ func TestTablesThatAnswerNothingDelayNoOther(t *testing.T) {
 }
 
 func TestAKeyOfTheDeadIsFreeInTimeThoughTheUsersTablesAreLocked(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	const ttl = 6 * time.Second
 	url := kit.PostgresURL(t)

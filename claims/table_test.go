@@ -15,6 +15,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -30,6 +31,7 @@ type tables struct {
 
 // TestTablesOfClaims holds the table that the simulation uses to what the real ones do.
 func TestTablesOfClaims(t *testing.T) {
+	testkit.Slow(t)
 	t.Run("memory", func(t *testing.T) {
 		d := newMemDB(time.Now)
 		testTables(t, &tables{store: d, ClaimsTable: d,

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -47,6 +48,7 @@ func TestTheTableOfClaimsMayBeMadeAgainWithoutItsKeyWhileAProcessRuns(t *testing
 }
 
 func TestNoKeyIsClaimedTwiceThoughACrashEmptiesTheTableOfClaims(t *testing.T) {
+	testkit.Slow(t)
 	server := kit.StartPostgres(t)
 	pool := kit.PostgresPool(t, server.URL())
 	store := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})

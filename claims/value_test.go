@@ -14,6 +14,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -30,6 +31,7 @@ func (w *world) releaseValue(c claims.Claim) {
 }
 
 func TestADetachedClaimIsNobodysUntilItIsReleased(t *testing.T) {
+	testkit.Slow(t)
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		c, other := a.claimOne("one"), a.claimOne("two")
@@ -107,6 +109,7 @@ func TestAClaimIsReleasedByAnotherProcessOnAServer(t *testing.T) {
 // S5, S1: the process that a detached claim was handed to works alone, whatever becomes of what the
 // owner sends, and even if others want the key.
 func TestNoOtherProcessWorksUnderADetachedClaim(t *testing.T) {
+	testkit.Slow(t)
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		late := func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
@@ -309,6 +312,7 @@ func TestAStoreThatIsFencedByAClaimWritesOnlyWhileItStands(t *testing.T) {
 
 // S1: a repeated release may overtake the next claim of the key, which it must not free.
 func TestOnPostgresALateReleaseLeavesTheNextClaim(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	w := newWorld(t, kit.OpenPostgres(t, kit.PostgresURL(t), tenure.PostgresConfig{}))
 	a := w.start("a")

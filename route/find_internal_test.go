@@ -10,9 +10,12 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 func TestKeysThatAreNotInUseAreForgotten(t *testing.T) {
+	testkit.Slow(t)
 	rt := &Route{entries: make(map[string]*entry)}
 	rt.entry("served").call = &call{}
 	for i := range 3 * mostEntries {

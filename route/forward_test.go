@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/route"
 )
@@ -47,6 +48,7 @@ func ownedBy(t *testing.T, path, address string, tenants ...string) *claims.Keys
 }
 
 func TestARequestIsSentAgainOnlyIfItNeverRanOrMayRunTwice(t *testing.T) {
+	testkit.Slow(t)
 	lost := func(w http.ResponseWriter) { panic(http.ErrAbortHandler) }
 	mine := func(w http.ResponseWriter) { w.WriteHeader(http.StatusMisdirectedRequest); io.WriteString(w, "mine") }
 	unknown := func(w http.ResponseWriter) {
@@ -256,6 +258,7 @@ func TestABodyIsSentAgainUpToItsLimitAndOtherwiseRefused(t *testing.T) {
 // Keep-alive connections and streams end under requests when a server stops. Go's transport repeats by itself what
 // HTTP/2 says was not processed.
 func TestOwnersThatStopTheirServersRunNoRequestTwice(t *testing.T) {
+	testkit.Slow(t)
 	h2c := new(http.Protocols)
 	h2c.SetUnencryptedHTTP2(true)
 	h2c.SetHTTP1(true)
@@ -308,6 +311,7 @@ func TestOwnersThatStopTheirServersRunNoRequestTwice(t *testing.T) {
 // An owner that refuses before it reads the body leaves it to the next one. The client, which asks for no 100, gets none. The headers that
 // a handler in front of the route has set stay.
 func TestALongBodyGoesToTheNextOwnerUntilOneHasReadFromIt(t *testing.T) {
+	testkit.Slow(t)
 	for _, size := range []int{1001, 100_000, 5 << 20} {
 		for _, chunked := range []bool{false, true} {
 			path := newFile(t)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/route"
 	"github.com/tenurelib/tenure/storetest"
@@ -62,6 +63,7 @@ func (j *judge) request(addr, tenant, id string) {
 // Three processes own twelve tenants, hand them over, and are killed: their servers close under requests, and their
 // sessions are cut off.
 func TestUnderLoadNoRequestRunsTwiceAndEachOutcomeIsTrue(t *testing.T) {
+	testkit.Slow(t)
 	t.Run("sqlite", func(t *testing.T) {
 		path := newFile(t)
 		runLoad(t, func() tenure.Store { return kit.OpenSQLite(t, path) })

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/schedule"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -67,6 +68,7 @@ func zone(t *testing.T, name string) *time.Location {
 // Handovers and failed slots make the plan be asked about times of the record, of the store
 // and of both hosts.
 func TestASlotIsAtTheSameTimeAllYearWhateverTheHostsTimeZones(t *testing.T) {
+	testkit.Slow(t)
 	for name, location := range map[string]*time.Location{
 		"the default": nil, "Europe/London": zone(t, "Europe/London"), "America/New_York": zone(t, "America/New_York"),
 		"Australia/Lord_Howe": zone(t, "Australia/Lord_Howe"), "Pacific/Auckland": zone(t, "Pacific/Auckland"), "Asia/Kolkata": zone(t, "Asia/Kolkata"),
@@ -109,6 +111,7 @@ func replicaIn(t *testing.T, store tenure.Store, location *time.Location, ran *s
 }
 
 func TestReplicasWithDifferentLocationsGoByThatOfTheRecord(t *testing.T) {
+	testkit.Slow(t)
 	synctest.Test(t, func(t *testing.T) {
 		store, ran, began := storetest.NewMem(), &slots{}, time.Now()
 		kolkata := zone(t, "Asia/Kolkata") // there it is 03:00 at 21:30 UTC
@@ -154,6 +157,7 @@ func TestARecordOfAnEarlierVersionGetsTheLocationOfTheFirstThatRunsIt(t *testing
 }
 
 func TestALocationThatCannotBeLoadedEndsTheJob(t *testing.T) {
+	testkit.Slow(t)
 	synctest.Test(t, func(t *testing.T) {
 		store, ran := storetest.NewMem(), &slots{}
 		_, stop := replicaIn(t, store, time.FixedZone("the office", 3600), ran)

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/schedule"
 	"github.com/tenurelib/tenure/storetest"
@@ -84,6 +85,7 @@ func (s *slots) take(began time.Time) (hours []float64) {
 }
 
 func TestASlotRunsOnceAlthoughTheLeaseChangesHands(t *testing.T) {
+	testkit.Slow(t)
 	synctest.Test(t, func(t *testing.T) {
 		store, ran, began := storetest.NewMem(), &slots{}, time.Now() // midnight
 		cfg := schedule.Config{Plan: schedule.Interval(24*time.Hour, 3*time.Hour), Do: ran.Do}
@@ -186,6 +188,7 @@ func TestASlotWhoseMarkFailsIsMarkedLaterAndNotRunAgain(t *testing.T) {
 
 // Slots come due while one is running.
 func TestAJobMayTakeLongerThanItsInterval(t *testing.T) {
+	testkit.Slow(t)
 	for missed, want := range map[schedule.Missed][]float64{
 		schedule.RunLatest: {1, 3, 6, 8},
 		schedule.RunEach:   {1, 2, 3, 4},
@@ -333,6 +336,7 @@ func TestAPlanThatCountsFromTheQuestionIsRefused(t *testing.T) {
 }
 
 func TestAPlanMayEnd(t *testing.T) {
+	testkit.Slow(t)
 	synctest.Test(t, func(t *testing.T) {
 		store, ran, began := storetest.NewMem(), &slots{}, time.Now()
 		once := planFunc(func(after time.Time) time.Time {

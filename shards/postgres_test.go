@@ -15,6 +15,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/shards"
 	"github.com/tenurelib/tenure/storetest"
@@ -183,6 +184,7 @@ func (c *cluster) await(since time.Time, members int) (took time.Duration, moves
 }
 
 func TestProcessesShareShardsOnPostgres(t *testing.T) {
+	testkit.Slow(t)
 	c := newCluster(t, 50, 500*time.Millisecond, 6*time.Second)
 	began := time.Now()
 	var ms []*member

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 var ruleRuns = flag.Int("shards.rule", 60, "how many random histories the model of the rule goes through")
@@ -303,6 +305,7 @@ func TestAnyChurnEndsEvenly(t *testing.T) {
 // A rolling restart replaces one process after another. No shard moves more than twice if the oldest go first,
 // or if each new process joins before an old one leaves. Otherwise a few move a third time.
 func TestARollingRestart(t *testing.T) {
+	testkit.Slow(t)
 	for _, test := range []struct {
 		name  string
 		surge bool // a new process joins before an old one leaves, and not after

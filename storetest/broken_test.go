@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -865,6 +866,7 @@ var breakages = []struct {
 // TestRunFindsEveryBreakage tests the broken stores in a child process, because their
 // tests have to fail.
 func TestRunFindsEveryBreakage(t *testing.T) {
+	testkit.Slow(t)
 	const asChild = "STORETEST_AS_CHILD"
 	if os.Getenv(asChild) != "" {
 		for _, breakage := range breakages {

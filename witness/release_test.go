@@ -17,6 +17,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/internal/witnessed"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
@@ -337,6 +338,7 @@ type onPostgres struct {
 func (s onPostgres) Pool() *pgxpool.Pool { return s.pool }
 
 func TestARestartDoesNotWaitForAnAcquireWhoseSessionWasEnded(t *testing.T) {
+	testkit.Slow(t)
 	d := newDead(t)
 	d.name = "of a dead program"
 	url := kit.PostgresURL(t)
@@ -366,6 +368,7 @@ func TestAYoungTermIsLeftToExpireIfItsAcquireWasAnswered(t *testing.T) {
 }
 
 func TestTheKeysThatAProgramHasNamedLastAreKept(t *testing.T) {
+	testkit.Slow(t)
 	k, named := newKeys(), 0
 	for ; named < 2*mostKeys+1; named++ {
 		k.acquires(tenure.Key{Type: "lease", ID: fmt.Sprint(named)}, true)

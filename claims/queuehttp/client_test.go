@@ -21,6 +21,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims/queuehttp"
 	"github.com/tenurelib/tenure/internal/clock"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -72,6 +73,7 @@ func receive[T any](w *world, from chan T) (v T) {
 func echo(_ context.Context, t queuehttp.Task) (any, error) { return t.Payload, nil }
 
 func TestAClientGoesOnWhileOneOfItsServersIsDown(t *testing.T) {
+	testkit.Slow(t)
 	inBubble(t, func(w *world) {
 		l := w.wire(3)
 		var sessions atomic.Int64
@@ -336,6 +338,7 @@ func TestATaskIsNotBegunAfterTheMachineWasSuspended(t *testing.T) {
 }
 
 func TestEachResultIsWrittenOnceWhateverIsLost(t *testing.T) {
+	testkit.Slow(t)
 	inBubble(t, func(w *world) {
 		const total = 400
 		var stops []func()

@@ -26,6 +26,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -193,6 +194,7 @@ func kill(t *testing.T, sb Sandbox) {
 }
 
 func TestOneGatewayKeepsItsSandboxes(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	f := newFleet(t, filepath.Join(t.TempDir(), "gateway.db"))
 
@@ -240,6 +242,7 @@ func (f *fleet) holder(t *testing.T, except ...*gateway) (holder *gateway) {
 }
 
 func TestThreeGatewaysOnPostgres(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	server := kit.StartPostgres(t)
 	f := exercise(t, server.URL())
@@ -249,6 +252,7 @@ func TestThreeGatewaysOnPostgres(t *testing.T) {
 }
 
 func TestThreeGatewaysOnOneSQLiteFile(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	exercise(t, filepath.Join(t.TempDir(), "gateway.db"))
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -172,6 +173,7 @@ func (s *scene) calls() map[string]int {
 }
 
 func TestARunGoesOnWhereverItsDriverIsKilled(t *testing.T) {
+	testkit.Slow(t)
 	onEach(t, func(s *scene) {
 		began := time.Now()
 		for _, d := range s.drivers(syscall.SIGKILL) {
@@ -197,6 +199,7 @@ func TestARunGoesOnWhereverItsDriverIsKilled(t *testing.T) {
 }
 
 func TestADriverThatWasPausedAddsNothing(t *testing.T) {
+	testkit.Slow(t)
 	onEach(t, func(s *scene) {
 		began := time.Now()
 		paused := s.drivers(syscall.SIGSTOP)
@@ -242,6 +245,7 @@ func (s *scene) awaitWritable(d *driver) {
 }
 
 func TestARunIsAttachedToByName(t *testing.T) {
+	testkit.Slow(t)
 	onEach(t, func(s *scene) {
 		s.provider.mu.Lock() // no call returns
 		answer := sync.OnceFunc(s.provider.mu.Unlock)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -19,6 +20,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestEachShardHasOneOwnerWhileProcessesComeAndGo(t *testing.T) {
+	testkit.Slow(t)
 	t.Run("postgres", func(t *testing.T) { run(t, kit.PostgresURL(t)) })
 	t.Run("sqlite", func(t *testing.T) { run(t, "") })
 }

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -190,6 +191,7 @@ func clients(t *testing.T, tenants int, replicas func() []*program) (ledgers []*
 }
 
 func TestEachTenantIsCountedByOneReplicaWhicheverIsKilledOrStopped(t *testing.T) {
+	testkit.Slow(t)
 	eachDatabase(t, func(t *testing.T, url string) {
 		const tenants = 6
 		var replicas []*program

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -95,6 +96,7 @@ func count(t *testing.T, pool *pgxpool.Pool, query string, args ...any) (n int) 
 }
 
 func TestEachResultIsWrittenOnceWhicheverProcessIsKilledOrPaused(t *testing.T) {
+	testkit.Slow(t)
 	url := kit.PostgresURL(t)
 	pool := kit.PostgresPool(t, url)
 	migrating := start(t, "-store", url, "migrate")

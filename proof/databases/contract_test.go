@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -20,6 +21,7 @@ import (
 // What holds of both databases under contention.
 
 func TestOfManyContendersOneAcquiresInEachRound(t *testing.T) {
+	testkit.Slow(t)
 	const contenders, rounds = 32, 200
 	const enoughRounds, long = 20, 20 * time.Second // for a machine that is slow
 	kit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
@@ -67,6 +69,7 @@ func TestOfManyContendersOneAcquiresInEachRound(t *testing.T) {
 // Tokens only grow, as do versions, as the store promises: tried by workers that
 // create, renew, steal and release as fast as they can.
 func TestVersionsAndTokensNeverGoBackUnderStress(t *testing.T) {
+	testkit.Slow(t)
 	const workers, ttl = 8, 40 * time.Millisecond
 	kit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
 		store := open()
@@ -126,6 +129,7 @@ func TestVersionsAndTokensNeverGoBackUnderStress(t *testing.T) {
 }
 
 func TestManyReplicasMayMigrateAtOnce(t *testing.T) {
+	testkit.Slow(t)
 	for name, open := range map[string]func(t *testing.T) func() migrator{
 		"postgres": func(t *testing.T) func() migrator {
 			url := kit.PostgresURL(t)

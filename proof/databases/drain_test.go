@@ -19,6 +19,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/shards"
 )
@@ -95,6 +96,7 @@ var drainedRows = claims.QueueConfig{Table: "letters", Done: "sent = true", Logg
 
 // A process of its own is drained while another one stands by, and undrained, again and again. The times are in the log.
 func TestADrainedProcessGivesAllToAnother(t *testing.T) {
+	testkit.Slow(t)
 	if at := os.Getenv(drainedProcess); at != "" {
 		store := openAt(t, at)
 		d := startDrainable(t, store, "drained")

@@ -10,12 +10,14 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // A crash of the server, or a failover, must not forget a lease or a claim that was granted, though the
 // application may do without.
 func TestLeasesAndClaimsAreDurableWhateverTheRoleHas(t *testing.T) {
+	testkit.Slow(t)
 	for _, set := range []string{"off", "local", "remote_write"} {
 		for name, suffix := range map[string]string{"": "", "no session settings": "&lock_timeout=700", "no prepared statements": "&default_query_exec_mode=exec"} {
 			t.Run(set+" "+name, func(t *testing.T) {

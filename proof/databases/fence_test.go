@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -292,6 +293,7 @@ func TestTheTestsOfTheFenceCatchAnUnlockedCheck(t *testing.T) {
 }
 
 func TestAFencedTransactionAboveReadCommittedIsEndedByARenewalRatherThanPassed(t *testing.T) {
+	testkit.Slow(t)
 	for _, level := range []string{"REPEATABLE READ", "SERIALIZABLE"} {
 		f := newFencedPostgres(t)
 		f.isolation = level
@@ -372,6 +374,7 @@ func TestAFenceIsOneRoundTrip(t *testing.T) {
 }
 
 func TestAFencedTransactionThatIdlesTooLongIsEndedByTheServer(t *testing.T) {
+	testkit.Slow(t)
 	for session, want := range map[string]string{"0": "1min", "90s": "1min", "5s": "5s"} {
 		f, ctx := newFencedPostgres(t), t.Context()
 		f.store = kit.OpenPostgres(t, f.pool.Config().ConnString()+"&idle_in_transaction_session_timeout="+session, tenure.PostgresConfig{})
@@ -400,6 +403,7 @@ func TestAFencedTransactionThatIdlesTooLongIsEndedByTheServer(t *testing.T) {
 }
 
 func TestManyFencedTransactionsThatLoseAtOnceAreAllToldSo(t *testing.T) {
+	testkit.Slow(t)
 	for _, conns := range []string{"1", "4"} {
 		f := newFencedPostgres(t)
 		f.store = kit.OpenPostgres(t, f.pool.Config().ConnString()+"&pool_max_conns="+conns, tenure.PostgresConfig{})

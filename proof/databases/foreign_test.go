@@ -16,6 +16,7 @@ import (
 	_ "github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -96,6 +97,7 @@ func (p *peer) release() bool {
 }
 
 func TestReplicasOfBothKindsTakeTheLeaseFromEachOther(t *testing.T) {
+	testkit.Slow(t)
 	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
 		ctx := t.Context()
 		theirs := &peer{t: t, db: db}

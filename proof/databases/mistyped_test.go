@@ -15,11 +15,13 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/pgconns"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // The servers' addresses refuse connections at once, and the context has ended.
 func TestNoErrorShowsThePasswordOfAMistypedURL(t *testing.T) {
+	testkit.Slow(t)
 	t.Chdir(t.TempDir())
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -61,6 +63,7 @@ func TestNoErrorShowsThePasswordOfAMistypedURL(t *testing.T) {
 
 // Servers and errors quote all of that, and a later error may come at any time.
 func TestAMistypedConnectionStringHasItsPasswordNowhereElse(t *testing.T) {
+	testkit.Slow(t)
 	parsed := 0
 	for url := range kit.MistypedURLs() {
 		cfg, err := pgconns.ParseURL(url)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -34,6 +35,7 @@ func (s dying) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCo
 // The times are in the log: how much later than Settle a preferred replica holds the lease, and for how long nobody
 // does if it has died in between.
 func TestAPreferredReplicaReturns(t *testing.T) {
+	testkit.Slow(t)
 	const settle = 500 * time.Millisecond
 	kit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
 		led, told := make(chan string, 100), make(chan time.Time, 1000)

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -128,6 +129,7 @@ func TestALeaseKeepsItsConnectionWhileTheServerHasNoOther(t *testing.T) {
 
 // As where a password is fetched for each new connection.
 func TestALeasesConnectionIsReplacedWhenItsLifetimeIsOver(t *testing.T) {
+	testkit.Slow(t)
 	url := kit.PostgresURL(t)
 	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	admin := connectPostgres(t, url)
@@ -173,6 +175,7 @@ func hung(ctx context.Context, t *testing.T, store *tenure.PostgresStore, pool *
 }
 
 func TestACallThatItsCallerCancelsLeavesTheConnectionsOfOtherLeases(t *testing.T) {
+	testkit.Slow(t)
 	url := kit.PostgresURL(t)
 	pool, admin := kit.PostgresPool(t, url), connectPostgres(t, url)
 	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
@@ -221,6 +224,7 @@ func openThree(t *testing.T, lease *tenure.Lease, pool *pgxpool.Pool) {
 }
 
 func TestACallThatIsNotAnsweredHasTheOtherConnectionsReplacedWhereTheServerHasSome(t *testing.T) {
+	testkit.Slow(t)
 	for name, slots := range map[string]int{"no slot": 0, "any": -1} {
 		t.Run(name, func(t *testing.T) {
 			url, owner := kit.AsWorker(t)

@@ -9,6 +9,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kills"
 	"github.com/tenurelib/tenure/proof/kit"
 )
@@ -26,6 +27,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestKillsAtRandomInstantsNeitherOverlapNorLeaveALease(t *testing.T) {
+	testkit.Slow(t)
 	t.Run("postgres", func(t *testing.T) {
 		url := kit.PostgresURL(t)
 		store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})

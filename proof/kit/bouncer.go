@@ -14,6 +14,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // ErrNoBouncer is the error of [NewBouncer] if there is no PgBouncer.
@@ -26,9 +28,10 @@ var ErrNoBouncer = errors.New("kit: no PgBouncer on this machine: install pgboun
 // override that.
 //
 // The program comes from TENURE_TEST_PGBOUNCER, from PATH, or from Debian's package. If there is none,
-// the test is skipped, or fails if TENURE_REQUIRE_PGBOUNCER is 1.
+// the test is skipped, or fails if TENURE_REQUIRE_PGBOUNCER is 1. Such a test is slow.
 func StartBouncer(t testing.TB, url string, settings ...string) string {
 	t.Helper()
+	testkit.Slow(t)
 	b, err := NewBouncer(url, settings...)
 	if errors.Is(err, ErrNoBouncer) && os.Getenv("TENURE_REQUIRE_PGBOUNCER") != "1" {
 		t.Skip(err)

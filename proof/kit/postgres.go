@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // shared is the cluster in which each test of the process gets a database.
@@ -71,9 +73,12 @@ func PostgresLog(t testing.TB) string {
 }
 
 // StartPostgres starts a cluster for this test only, which may stop and restart it. It is removed
-// when the test ends. The settings, such as "fsync=on", override the defaults.
+// when the test ends. The settings, such as "fsync=on", override the defaults. Such a test is slow:
+// the server alone takes seconds.
 func StartPostgres(t testing.TB, settings ...string) *PostgresServer {
 	t.Helper()
+	testkit.Slow(t)
+	skipOrFail(t, awaitTurn())
 	server, err := NewPostgres(settings...)
 	skipOrFail(t, err)
 	t.Cleanup(func() {
@@ -86,7 +91,11 @@ func StartPostgres(t testing.TB, settings ...string) *PostgresServer {
 
 func sharedServer(t testing.TB) *PostgresServer {
 	t.Helper()
-	shared.once.Do(func() { shared.server, shared.err = NewPostgres() })
+	shared.once.Do(func() {
+		if shared.err = awaitTurn(); shared.err == nil {
+			shared.server, shared.err = NewPostgres()
+		}
+	})
 	skipOrFail(t, shared.err)
 	return shared.server
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -88,6 +89,7 @@ func TestTheLogContainsFailedStatements(t *testing.T) {
 // The test runs itself as a child process, kills it, and then looks for the child's
 // cluster.
 func TestAKilledTestProcessTakesItsServerAlong(t *testing.T) {
+	testkit.Slow(t)
 	const asChild = "KIT_AS_CHILD"
 	if os.Getenv(asChild) != "" {
 		fmt.Println(kit.StartPostgres(t).URL())

@@ -4,10 +4,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // The safe scenarios are explored only in part: go run ./proof/model goes further.
 func TestEachRuleThatIsLeftOutIsMissed(t *testing.T) {
+	testkit.Slow(t)
 	for _, sc := range scenarios() {
 		t.Run(sc.name, func(t *testing.T) {
 			states := 5_000

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -92,6 +93,7 @@ func (j *judge) occupied() {
 // A replica with a preference costs a handover for each move, and nothing else. The hours are those of -sim.hours,
 // as for TestSimulation; without it, this test lasts a quarter as long, which is too short to compare.
 func TestAPreferenceCostsNoMoreThanItsMoves(t *testing.T) {
+	testkit.Slow(t)
 	var with, without tally
 	began := time.Now()
 	for seed := *flags.First; with.leaseHours() < *flags.Hours || *flags.Hours == 0 && time.Since(began) < *flags.For/4; seed++ {
