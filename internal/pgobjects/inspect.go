@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
@@ -84,7 +86,27 @@ const inspectTables = `
 		coalesce(nullif($1, ''), (SELECT nspname::text FROM path WHERE nspname = ANY (current_schemas(false)) ORDER BY at LIMIT 1), ''),
 		(SELECT setting::bigint FROM pg_catalog.pg_settings WHERE name = 'idle_in_transaction_session_timeout'),
 		current_setting('default_transaction_isolation'),
-		current_user::text`
+		current_user::text,
+		tables::text, ` + fingerprint + `
+	FROM (SELECT ARRAY(SELECT DISTINCT part FROM parts WHERE part IS NOT NULL ORDER BY part) AS tables) t`
+
+// inspectAgain asks for the fingerprint of the tables $1.
+const inspectAgain = `SELECT ` + fingerprint + ` FROM (SELECT $1::text::oid[] AS tables) t`
+
+// fingerprint is a text that changes when the session is another role's, has other settings or is on another
+// server, and when one of the tables is altered or replaced, gets another column, index, policy, partition or
+// inheriting table, or loses one: each such change writes a row of the catalogs, and xmin shows that. Only
+// memberships of the role, and tables that search_path finds earlier, are found later, as [lookAgain] says.
+//
+// It costs a new session a small part of what inspectTables does, and little beyond what its first write of a
+// lease would cost without it, because that needs the same entries of the catalogs.
+const fingerprint = `concat_ws('|', ` + server + `, current_user, current_setting('search_path'),
+		current_setting('default_transaction_isolation'), current_setting('idle_in_transaction_session_timeout'),
+		(SELECT string_agg(concat_ws(' ', oid, xmin), ',' ORDER BY oid) FROM pg_catalog.pg_class WHERE oid = ANY (tables)),
+		(SELECT string_agg(concat_ws(' ', attnum, xmin), ',' ORDER BY attrelid, attnum) FROM pg_catalog.pg_attribute WHERE attrelid = ANY (tables) AND attnum > 0),
+		(SELECT string_agg(concat_ws(' ', indexrelid, xmin), ',' ORDER BY indexrelid) FROM pg_catalog.pg_index WHERE indrelid = ANY (tables)),
+		(SELECT string_agg(concat_ws(' ', oid, xmin), ',' ORDER BY oid) FROM pg_catalog.pg_policy WHERE polrelid = ANY (tables)),
+		(SELECT string_agg(concat_ws(' ', inhrelid, xmin), ',' ORDER BY inhrelid) FROM pg_catalog.pg_inherits WHERE inhparent = ANY (tables)))`
 
 // exists reports whether there is such a table. Without columns, it was created while the statement
 // ran.
@@ -152,7 +174,7 @@ func (s *setups) inspect(ctx context.Context, query queryRow) (*setup, error) {
 	if told := s.told.Load(); told != nil {
 		last = told.schemas[:]
 	}
-	err := query(ctx, inspectTables, []any{s.cfg.Schema, wanted, last}, &tables, &creates, &idleMS, &isolation, &found.role)
+	err := query(ctx, inspectTables, []any{s.cfg.Schema, wanted, last}, &tables, &creates, &idleMS, &isolation, &found.role, &found.parts, &found.print)
 	if err != nil {
 		return nil, err
 	}
@@ -185,6 +207,16 @@ func (s *setups) inspect(ctx context.Context, query queryRow) (*setup, error) {
 	found.tombstones = found.exists[objects.TableOfTombstones] && len(wrong[objects.TableOfTombstones]) == 0 && !tombstones.Denied
 	found.unlogged = unlogged && found.tombstones
 	return found, s.unfit(found, isolation, wrong[objects.TableOfObjects])
+}
+
+// isUnchanged reports whether a session finds what was found before; nil: nothing.
+func (s *setup) isUnchanged(ctx context.Context, query queryRow) (bool, error) {
+	if s == nil {
+		return false, nil
+	}
+	var now string
+	err := query(ctx, inspectAgain, []any{pgx.QueryExecModeExec, s.parts}, &now) // in one round trip, because it is sent once
+	return now == s.print, err
 }
 
 // unfit returns why no lease can be kept.

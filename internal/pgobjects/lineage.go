@@ -236,15 +236,14 @@ func (t *Table) lineageIn(ctx context.Context, text string) (*lineageLook, error
 }
 
 // mark marks the table, unless another process is faster. On a server that was never promoted or restored, a
-// table's first mark says that nothing can have been lost. So does the first mark of a table that was just
-// created, unless the table may have been created before, on another server.
-func (t *Table) mark(ctx context.Context, look *lineageLook, isNew bool) error {
+// table's first mark says that nothing can have been lost. IsFirst says that of a server whose lineage does
+// not show it.
+func (t *Table) mark(ctx context.Context, look *lineageLook, isFirst bool) error {
 	cond := objects.Condition{Kind: objects.IfAbsent, Server: look.server}
 	if look.version != 0 {
 		cond.Kind, cond.Version = objects.IfVersion, look.version
 	}
-	settled := look.version == 0 && (strings.HasSuffix(look.lineage, firstTimeline) ||
-		isNew && (strings.HasPrefix(look.lineage, onlyStart) || strings.Contains(look.lineage, firstTimeline+"/")))
+	settled := look.version == 0 && (strings.HasSuffix(look.lineage, firstTimeline) || isFirst)
 	payload, err := json.Marshal(lineageMark{Lineage: look.lineage, Start: look.server, Nonce: rand.Text(), Settled: settled})
 	if err != nil {
 		return err // it has only text
@@ -253,14 +252,23 @@ func (t *Table) mark(ctx context.Context, look *lineageLook, isNew bool) error {
 	return err
 }
 
-// markNew marks a table that was just created, because the first call of a lease would not know that nothing can
-// have been lost. If markNew fails, leases wait for a TTL.
+// markNew marks a table that was just created where each start counts as a lineage, because the first call of a
+// lease would not know that the table is new. That alone does not say that nothing was lost: a failover may
+// have lost the table together with a lease in it. The timeline says it. Where that can't be seen, and if
+// markNew fails, leases wait for a TTL.
 func (t *Table) markNew(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	if look, err := t.lookAtLineage(ctx); err == nil && look.version == 0 && !strings.HasSuffix(look.lineage, firstTimeline) {
-		_ = t.mark(ctx, look, true)
+	look, err := t.lookAtLineage(ctx)
+	if err != nil || look.version != 0 || strings.HasSuffix(look.lineage, firstTimeline) {
+		return
 	}
+	isFirst := strings.Contains(look.lineage, firstTimeline+"/")
+	if strings.HasPrefix(look.lineage, onlyStart) {
+		err := t.setups.query(ctx, onFirstTimeline, []any{serverOf(look.server)}, &isFirst)
+		isFirst = err == nil && isFirst
+	}
+	_ = t.mark(ctx, look, isFirst)
 }
 
 // tellLineage logs that the table is in a different lineage than before.
@@ -291,6 +299,10 @@ const (
 	// Where these functions are missing or refused, each start counts as a lineage.
 	ofStart = `
 			SELECT {server} AS start, CASE WHEN NOT pg_is_in_recovery() THEN '` + onlyStart + `' || {server} END AS lineage`
+
+	// A role may see the timeline although it may not see the system identifier.
+	onFirstTimeline = `
+			SELECT CASE WHEN NOT pg_is_in_recovery() AND ` + server + ` = $1::bigint THEN ` + timeline + ` = substr('` + firstTimeline + `', 2) ELSE false END`
 
 	andMark = `
 			SELECT start, lineage, payload, version, updated_at_ms, {now_us} FROM s LEFT JOIN (

@@ -31,6 +31,7 @@ type Rows struct {
 // Rows implements [objects.Backend].
 func (t *Table) Rows(cfg objects.RowsConfig, logger *slog.Logger) objects.RowsTable {
 	r := &Rows{claims: &t.claims, cfg: cfg, logger: logger}
+	r.looking = newGate()
 	t.rows.Add(cfg, r)
 	return r
 }
@@ -195,7 +196,7 @@ func (r *Rows) ready(ctx context.Context, limit time.Duration) (*rowSetup, error
 		}
 		return nil, r.claims.table.setups.explain(err)
 	}
-	return r.recall(func(found *rowSetup) bool { return found.own != own }, func() (*rowSetup, error) { return r.check(ctx, own) })
+	return r.recall(ctx, func(found *rowSetup) bool { return found.own != own }, func() (*rowSetup, error) { return r.check(ctx, own) })
 }
 
 func (r *Rows) TakeReady(ctx context.Context, take objects.Taking, limit time.Duration) ([]objects.Claim, error) {

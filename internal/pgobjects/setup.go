@@ -29,6 +29,10 @@ const (
 
 	// lookAtMost is how long a look may take for a new connection, or for a call without a context.
 	lookAtMost = 5 * time.Second
+
+	// lookPatience is how long a call waits for another one's look before it looks itself. The other
+	// connection may hang.
+	lookPatience = 2 * time.Second
 )
 
 var errNoTable = errors.New("the table does not exist")
@@ -37,6 +41,8 @@ var errNoTable = errors.New("the table does not exist")
 type setup struct {
 	at     time.Time // when it was found
 	placed names     // of the tables in their schemas
+	parts  string    // OIDs of the tables, their partitions and inheriting tables, as an array of Postgres
+	print  string    // see fingerprint
 
 	schemas [objects.TableCount]string // in which the tables are, or would be created
 	exists  [objects.TableCount]bool
@@ -59,7 +65,7 @@ func (s *setup) equal(other *setup) bool {
 		return false
 	}
 	same := *other
-	same.at, same.placed = s.at, s.placed
+	same.at, same.placed, same.parts, same.print = s.at, s.placed, s.parts, s.print
 	return same == *s
 }
 
@@ -141,31 +147,71 @@ type setups struct {
 
 	remembered[setup]                       // nothing while the database is unsuitable
 	told              atomic.Pointer[setup] // what was last logged; nil before the first look that succeeded
+	connecting        gate                  // of new connections that look
 }
 
 // remembered is what was last found in the database.
 type remembered[T any] struct {
 	found   atomic.Pointer[T] // nil before the first look
-	looking atomic.Bool       // a call is looking again
+	looking gate
 }
 
-// recall returns what was found, and looks first if nothing was found yet or if it is outdated. During
-// another look, and if that look finds nothing out, calls use what was found before.
-func (r *remembered[T]) recall(outdated func(*T) bool, look func() (*T, error)) (*T, error) {
+// recall returns what was found, and looks first if nothing was found yet or if it is outdated. One call
+// looks. Meanwhile, and if it finds nothing out, the others use what was found before; if that is nothing,
+// they wait for it.
+func (r *remembered[T]) recall(ctx context.Context, outdated func(*T) bool, look func() (*T, error)) (*T, error) {
 	found := r.found.Load()
 	if found == nil {
+		leave, err := r.looking.enter(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer leave()
+		if found = r.found.Load(); found != nil {
+			return found, nil
+		}
 		return look()
 	}
-	if !outdated(found) || !r.looking.CompareAndSwap(false, true) {
+	if !outdated(found) || !r.looking.tryEnter() {
 		return found, nil
 	}
-	defer r.looking.Store(false)
+	defer r.looking.leave()
 	again, err := look()
 	if err != nil && !errors.Is(err, objects.ErrSetup) {
 		return found, nil
 	}
 	return again, err
 }
+
+// gate lets one call look while others wait for what it finds. It is of size 1.
+type gate chan struct{}
+
+func newGate() gate { return make(gate, 1) }
+
+// enter waits until no other call looks, until the other takes too long, or until ctx ends.
+func (g gate) enter(ctx context.Context) (leave func(), err error) {
+	patience := time.NewTimer(lookPatience)
+	defer patience.Stop()
+	select {
+	case g <- struct{}{}:
+		return g.leave, nil
+	case <-patience.C:
+		return func() {}, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (g gate) tryEnter() bool {
+	select {
+	case g <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+func (g gate) leave() { <-g }
 
 // migrate creates the tables of objects and tombstones if they are missing, and looks at the result. Only
 // the first is required.
@@ -256,7 +302,7 @@ func (s *setups) query(ctx context.Context, sql string, args []any, dest ...any)
 // get looks at the database on the first call, and again from time to time, because operators change
 // tables and privileges while replicas run.
 func (s *setups) get(ctx context.Context) (*setup, error) {
-	return s.recall(func(found *setup) bool { return time.Since(found.at) >= lookAgain }, func() (*setup, error) { return s.look(ctx) })
+	return s.recall(ctx, func(found *setup) bool { return time.Since(found.at) >= lookAgain }, func() (*setup, error) { return s.look(ctx) })
 }
 
 // look looks at the database, and remembers what it finds.
@@ -274,20 +320,34 @@ func (s *setups) lookBy(ctx context.Context, query queryRow) (*setup, error) {
 	return found, nil
 }
 
-// connected looks again through a new connection of the store, before any call uses it, and refuses the
-// connection if the tables are now unsuitable. The previous connection may have ended because the server
-// crashed, which empties an UNLOGGED table, or because a backup was restored. The first look opens the
-// first connection itself.
+// connected compares the tables with what was found last, through a new connection of the store before any
+// call uses it. If they differ, it looks again, and refuses the connection if they are now unsuitable. The
+// previous connection may have ended because the server crashed, which empties an UNLOGGED table, or because
+// a backup was restored. The first look opens the first connection itself.
 func (s *setups) connected(ctx context.Context, conn *pgx.Conn) error {
 	if s.told.Load() == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookAtMost)
 	defer cancel()
-	_, err := s.lookBy(ctx, func(ctx context.Context, sql string, args []any, dest ...any) error {
+	query := func(ctx context.Context, sql string, args []any, dest ...any) error {
 		return conn.QueryRow(ctx, sql, args...).Scan(dest...)
-	})
-	if errors.Is(err, errNoTable) { // the connection may be the one that creates it
+	}
+	found := s.found.Load()
+	if same, err := found.isUnchanged(ctx, query); same || err != nil {
+		return err
+	}
+	leave, err := s.connecting.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if again := s.found.Load(); again != found { // another connection has looked
+		if same, err := again.isUnchanged(ctx, query); same || err != nil {
+			return err
+		}
+	}
+	if _, err = s.lookBy(ctx, query); errors.Is(err, errNoTable) { // the connection may be the one that creates it
 		return nil
 	}
 	return err

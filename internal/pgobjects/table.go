@@ -85,6 +85,7 @@ func New(conns *pgconns.Conns, cfg Config) *Table {
 	t := &Table{conns: conns, cfg: cfg}
 	t.pruned.Store(time.Now().Unix())
 	t.setups.conns, t.setups.cfg, t.setups.names, t.setups.logger = conns, cfg, cfg.names(), cfg.Logger
+	t.setups.looking, t.setups.connecting = newGate(), newGate()
 	conns.OnConnect(t.setups.connected)
 	t.watches.init(t)
 	t.lineages.looking = make(chan struct{}, 1)

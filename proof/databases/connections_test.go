@@ -2,6 +2,8 @@ package databases_test
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -64,5 +66,82 @@ func TestAProcessHasAsManyConnectionsAsThePageSays(t *testing.T) {
 		if n < test.least || n > test.most {
 			t.Errorf("%s: not between %d and %d", test.name, test.least, test.most)
 		}
+	}
+}
+
+// The inspection costs a new session of the server much more than all else that it does for a lease.
+func TestTablesAreInspectedOncePerStoreAndServer(t *testing.T) {
+	t.Parallel()
+	server := kit.StartPostgres(t, "log_statement=all")
+	kit.Migrate(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
+	admin := kit.PostgresPool(t, server.URL())
+	inspections := func() int { return strings.Count(server.Log(t), "WITH RECURSIVE path AS MATERIALIZED") }
+	before := inspections()
+
+	const leases = 12
+	store := kit.Must(tenure.NewPostgresStore(kit.PostgresPool(t, server.URL()), tenure.PostgresConfig{Logger: kit.Quiet}))
+	t.Cleanup(func() { _ = store.Close() })
+	var all [leases]*tenure.Lease
+	var terms [leases]*tenure.Term
+	together := func(do func(i int)) {
+		var doing sync.WaitGroup
+		for i := range leases {
+			doing.Go(func() { do(i) })
+		}
+		doing.Wait()
+	}
+	together(func(i int) {
+		all[i] = kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}, TTL: time.Hour})
+		terms[i] = kit.MustAcquire(t, all[i])
+	})
+	const slow = 2 // on a busy machine a call that has waited for long looks itself
+	require.LessOrEqual(t, inspections()-before, slow, "first calls")
+	before = inspections()
+	for range 5 {
+		kit.ExecPostgres(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'`)
+		together(func(i int) {
+			kit.Await(t, "renewed", func() bool { return all[i].Renew(t.Context(), terms[i]) == nil })
+		})
+	}
+	require.Zero(t, inspections()-before, "renewals on a server that was inspected before")
+	require.NoError(t, server.Restart("fast"))
+	admin.Reset()
+	together(func(i int) {
+		kit.Await(t, "renewed", func() bool { return all[i].Renew(t.Context(), terms[i]) == nil })
+	})
+	require.NotZero(t, inspections()-before, "another start of the server")
+	require.LessOrEqual(t, inspections()-before, slow, "another start of the server")
+}
+
+// A store that holds a lease loses its connections after something has become unsuitable, by a single change of each catalog.
+func TestANewConnectionNoticesWhatHasBecomeUnsuitable(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ ddl, refusal string }{
+		"a second inheriting table": {`CREATE TABLE less () INHERITS (objects); {reconnect};
+			CREATE UNLOGGED TABLE more () INHERITS (objects)`, "UNLOGGED"},
+		"another table in its place": {`CREATE UNLOGGED TABLE more (LIKE objects INCLUDING ALL); DROP TABLE objects; ALTER TABLE more RENAME TO objects`, "UNLOGGED"},
+		"its key":                    {`ALTER TABLE objects DROP CONSTRAINT objects_pkey`, "unique"},
+		"a column":                   {`ALTER TABLE objects ALTER resource_version TYPE integer USING 1`, "resource_version"},
+		"a policy": {`ALTER TABLE objects ENABLE ROW LEVEL SECURITY; CREATE POLICY all_rows ON objects USING (true); {reconnect};
+			DROP POLICY all_rows ON objects`, "row-level security"},
+		"the role's isolation level": {`ALTER ROLE {role} SET default_transaction_isolation = 'repeatable read'`, "read committed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			url, owner := kit.AsWorker(t)
+			store := kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: kit.Quiet})
+			ddl := strings.ReplaceAll(test.ddl, "{role}", "worker_"+owner.Config().ConnConfig.Database)
+			for i, step := range strings.Split(ddl, "{reconnect};") {
+				kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}}))
+				if i > 0 {
+					reconnect(t, owner, store, fmt.Sprint("again ", i))
+				}
+				kit.ExecPostgres(t, owner, step)
+			}
+			kit.ExecPostgres(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()`)
+			wantRefused(t, test.refusal, func() error {
+				_, err := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "next"}}).TryAcquire(t.Context())
+				return err
+			})
+		})
 	}
 }

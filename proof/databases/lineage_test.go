@@ -5,6 +5,9 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -136,26 +139,104 @@ func TestWithoutARightToSeeTheTimelineEachStartIsALineage(t *testing.T) {
 	}
 }
 
-// As on Aurora, and on a server without fsync, where each start counts as a lineage: a new table waits for nothing.
-func TestWhereTheTimelineCannotBeSeenANewTableCanBeUsedAtOnce(t *testing.T) {
+// A new table does not say that nothing was lost: a failover may have lost an earlier one, with a lease in it. The timeline
+// says so, on a server without fsync too, where each start counts as a lineage. On Aurora nothing does, but Lossless.
+func TestWhereTheTimelineCannotBeSeenANewTableIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	server := kit.StartPostgres(t, "fsync=off")
+	admin := kit.PostgresPool(t, server.URL())
 	first := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
 	kit.Migrate(t, first)
 	kit.MustAcquire(t, kit.NewLease(t, first, tenure.LeaseConfig{}))
 
-	kit.ExecPostgres(t, kit.PostgresPool(t, server.URL()), `SET allow_system_table_mods = on; ALTER FUNCTION pg_catalog.pg_current_wal_insert_lsn() RENAME TO was;
+	kit.ExecPostgres(t, admin, `CREATE ROLE worker LOGIN; GRANT CREATE ON SCHEMA public TO worker; REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC`)
+	sees := kit.OpenPostgres(t, strings.Replace(server.URL(), "postgres@", "worker@", 1), tenure.PostgresConfig{Table: "timeline"})
+	kit.Migrate(t, sees)
+	kit.MustAcquire(t, kit.NewLease(t, sees, tenure.LeaseConfig{Expiry: tenure.Observed}))
+
+	kit.ExecPostgres(t, admin, `SET allow_system_table_mods = on; ALTER FUNCTION pg_catalog.pg_current_wal_insert_lsn() RENAME TO was;
 		CREATE FUNCTION pg_catalog.pg_current_wal_insert_lsn() RETURNS pg_lsn LANGUAGE plpgsql AS $$ BEGIN
 			RAISE 'wal_level must be set to logical' USING ERRCODE = '55000'; END $$`)
 	second := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{Table: "others"})
 	kit.Migrate(t, second)
-	kit.MustAcquire(t, kit.NewLease(t, second, tenure.LeaseConfig{Expiry: tenure.Observed}))
+	_, err := kit.NewLease(t, second, tenure.LeaseConfig{TTL: time.Hour}).TryAcquire(t.Context())
+	require.ErrorIs(t, err, tenure.ErrHeld)
+	lossless := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{Table: "more", Lossless: true})
+	kit.Migrate(t, lossless)
+	kit.MustAcquire(t, kit.NewLease(t, lossless, tenure.LeaseConfig{TTL: time.Hour}))
 	third := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
 	on, err := third.Lineage(t.Context())
 	require.NoError(t, err)
 	was, err := first.Lineage(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, was.Mark, on.Mark, "a process that sees less of the same start does not mark it again")
+}
+
+// A failover loses the table with the lease that was acquired in it, and another process migrates the new primary. With and
+// without the privilege to see which server that is, the holder goes on alone.
+func TestATableThatAFailoverHasLostIsNoNewOne(t *testing.T) {
+	t.Parallel()
+	primary := kit.StartPostgres(t)
+	kit.ExecPostgres(t, kit.PostgresPool(t, primary.URL()), `CREATE ROLE worker LOGIN; GRANT CREATE ON SCHEMA public TO worker; GRANT CREATE ON DATABASE postgres TO worker;
+		REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC`)
+	standby, _ := standbyOf(t, primary)
+	f := &failover{T: t, primary: primary, standby: standby}
+	f.awaitStandby()
+	f.lag()
+	proxy, err := rig.NewProxy(addressOf(t, primary), nil)
+	require.NoError(t, err)
+	t.Cleanup(proxy.Close)
+	behind := kit.Must(url.Parse(primary.URL()))
+	behind.Host = proxy.Addr()
+	roles := []string{"postgres", "worker"}
+	lease := func(at, role string) *tenure.Lease { // in a table of its own
+		store := kit.OpenPostgres(t, strings.Replace(at, "postgres@", role+"@", 1), tenure.PostgresConfig{Schema: "of_" + role, PollOnly: true})
+		kit.Migrate(t, store)
+		return kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
+	}
+	holders, terms := map[string]*tenure.Lease{}, map[string]*tenure.Term{}
+	for _, role := range roles {
+		holders[role] = lease(behind.String(), role)
+		terms[role] = kit.MustAcquire(t, holders[role])
+	}
+	require.NoError(t, primary.Stop("immediate"))
+	require.NoError(t, standby.Promote())
+	for _, role := range roles {
+		_, err := lease(standby.URL(), role).TryAcquire(t.Context())
+		require.ErrorIs(t, err, tenure.ErrHeld, role)
+	}
+	proxy.Redirect(addressOf(t, standby))
+	for _, role := range roles {
+		kit.Await(t, role+" goes on", func() bool { return holders[role].Renew(t.Context(), terms[role]) == nil })
+	}
+}
+
+// A base backup that archive recovery makes a primary begins a timeline, so nothing that came after the backup is taken
+// for free at once.
+func TestABaseBackupThatBeginsATimelineIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	primary := kit.StartPostgres(t)
+	kit.Migrate(t, kit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}))
+	backup, _ := standbyOf(t, primary)
+	f := &failover{T: t, primary: primary, standby: backup}
+	f.awaitStandby()
+	f.lag()
+	lease := func(server *kit.PostgresServer) *tenure.Lease {
+		return kit.NewLease(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}), tenure.LeaseConfig{TTL: time.Hour})
+	}
+	kit.MustAcquire(t, lease(primary)) // after the backup
+	conn, err := pgx.Connect(t.Context(), backup.URL())
+	require.NoError(t, err)
+	_, err = conn.Exec(t.Context(), `ALTER SYSTEM SET restore_command = 'false'`)
+	require.NoError(t, err)
+	var dir string
+	require.NoError(t, conn.QueryRow(t.Context(), `SHOW data_directory`).Scan(&dir))
+	require.NoError(t, conn.Close(t.Context()))
+	require.NoError(t, errors.Join(primary.Stop("fast"), backup.Stop("fast")))
+	require.NoError(t, os.Rename(filepath.Join(dir, "standby.signal"), filepath.Join(dir, "recovery.signal")))
+	require.NoError(t, backup.Start())
+	_, err = lease(backup).TryAcquire(t.Context())
+	require.ErrorIs(t, err, tenure.ErrHeld)
 }
 
 func TestAFencedStoreSaysThatItsTermIsLostAlsoAfterARestart(t *testing.T) {
