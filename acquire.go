@@ -146,7 +146,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 		}
 		return nil, err
 	}
-	term.token, term.version, term.greatest, term.inDoubt, term.vouched = obj.Version, obj.Version, obj.Version, 0, on.Mark
+	term.token, term.version, term.greatest, term.inDoubt, term.vouched = obj.Version, obj.Version, obj.Version, 0, on
 	term.trust.Store(newTrust(attempt, term.trusted))
 	l.memory.Began(id)
 	if newest := l.memory.SawVersion(obj.Version); obj.Version <= newest {
@@ -198,7 +198,8 @@ func (l *Lease) object(term *Term, on Lineage) Object {
 	if predecessors := term.unconfirmed(); predecessors != nil {
 		obj.Labels = record.WithUnconfirmed(obj.Labels, term.id, recorded(predecessors))
 	}
-	obj.Labels = record.WithMark(obj.Labels, term.id, term.markIn(on))
+	is := term.writesIn(on)
+	obj.Labels = record.WithLineage(obj.Labels, term.id, is.Mark, is.Server)
 	return obj
 }
 
@@ -232,8 +233,12 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 			if err := term.compare(ctx, obj.Version, on); err != nil {
 				return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, err)
 			}
+			wrote := term.writesIn(on)
 			if !term.extend(obj.Version, attempt, on) {
 				return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, ErrDeadline)
+			}
+			if wrote.Mark != on.Mark { // once more, because the record still says that the claims are not compared
+				return l.Renew(ctx, term)
 			}
 			return nil
 		case !errors.Is(err, ErrConflict) && !errors.Is(err, ErrExists):
@@ -317,7 +322,7 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 			return nil, err
 		}
 		obj, request, on = read.Object, read.stored.Request(), read.on
-		obj.Labels = record.WithMark(read.stored.AsResumed(id), id, on.Mark)
+		obj.Labels = record.WithLineage(read.stored.AsResumed(id), id, on.Mark, on.Server)
 		if before := read.holding.unconfirmed; before != nil {
 			obj.Labels = record.WithUnconfirmed(obj.Labels, id, recorded(before))
 		}
@@ -335,7 +340,7 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 	if err != nil {
 		return nil, fmt.Errorf("tenure: resume %s: %w", l.cfg.Key, err)
 	}
-	term.on, term.vouched = on, on.Mark
+	term.on, term.vouched = on, on
 	term.request.Store(request) // which the write has removed from the record
 	return term, nil
 }

@@ -329,7 +329,7 @@ func (r reading) isCurrent() bool { return r.on.Mark == "" || r.stored.Mark() ==
 func (t *Term) mayReassert(r reading, exists bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return r.on.Mark != t.vouched && (!exists || !r.isCurrent() && r.stored.AsRenewed().Version < t.token)
+	return r.on.Mark != t.vouched.Mark && (!exists || !r.isCurrent() && r.stored.AsRenewed().Version < t.token)
 }
 
 // compare is called when a renewal has been answered. If that was the first one in its lineage, and the term owns more
@@ -349,20 +349,21 @@ func (t *Term) compare(ctx context.Context, version int64, on Lineage) error {
 	return compare(ctx, objects.Lineage(on))
 }
 
-// markIn returns the mark with which the record of a valid term is written in a lineage. A session's record keeps its
-// earlier mark until its claims are compared, so that no other process resumes it.
-func (t *Term) markIn(on Lineage) string {
+// writesIn returns the mark and the server that the record of a valid term says when it is written in a lineage. A
+// session's record keeps its earlier ones until its claims are compared, so that no other process resumes it, and no
+// claim that the session has lost fences a write.
+func (t *Term) writesIn(on Lineage) Lineage {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.key.Type == objects.SessionType && t.vouched != "" {
+	if t.key.Type == objects.SessionType && t.vouched.Mark != "" && t.vouched.Mark != on.Mark {
 		return t.vouched
 	}
-	return on.Mark
+	return on
 }
 
 // vouchedIn reports whether the term's last answered write was in that lineage.
 func (t *Term) vouchedIn(on Lineage) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.vouched == on.Mark
+	return t.vouched.Mark == on.Mark
 }

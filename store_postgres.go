@@ -184,7 +184,7 @@ func (s *PostgresStore) resume(ctx context.Context, key Key, term string, on obj
 	if s.fence != nil { // writes have to be fenced, and only PutIf does that
 		return Object{}, ErrNotFound
 	}
-	r, err := s.table.Resume(ctx, objects.ID(key), record.TermPart(term), record.Resumable, []string{record.Requested, record.Final}, on, record.Marked)
+	r, err := s.table.Resume(ctx, objects.ID(key), record.TermPart(term), record.Resumable, []string{record.Requested, record.Final}, record.Marked, record.LineagePart(on.Mark, on.Server), on.Server)
 	if err != nil {
 		return Object{}, opError(ctx, "put", key, err)
 	}

@@ -81,12 +81,13 @@ type Term struct {
 	trust      atomic.Pointer[trust]          // nil: a local term, which no time ends
 	longRun    atomic.Pointer[time.Time]      // when the oldest run of the job began, if the record is to say so; nil: it is not
 	clock      clock.Clock                    // nil for a local term
+	renewer    atomic.Pointer[renewer]        // nil: no keeper renews the term
 
 	mu       sync.Mutex      // guards the fields below; never held across I/O
 	version  int64           // of the object, as far as we know; 0: a failover has lost it
 	greatest int64           // the greatest version that the object had in this term
 	on       Lineage         // the lineage in which the record was last seen
-	vouched  string          // the mark of the lineage of the term's last answered write
+	vouched  Lineage         // of the term's last answered write: Server and Mark
 	moved    bool            // a renewal was the first one in its lineage, and failedOver has not said so
 	rewrote  bool            // the record was lost before that
 	inDoubt  int             // writes that expect this version and have no answer, or none yet
@@ -263,7 +264,7 @@ func (t *Term) extend(version int64, attempt clock.Reading, on Lineage) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.movedTo(version)
-	t.moved, t.vouched = t.moved || t.vouched != on.Mark, on.Mark
+	t.moved, t.vouched = t.moved || t.vouched.Mark != on.Mark, on
 	if !t.Valid() {
 		return false
 	}
@@ -350,6 +351,27 @@ func (t *Term) lookedAt() Lineage {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.on
+}
+
+// server returns the server of the term's last answered write. The one on which the record was last seen proves nothing:
+// what was seen may be a record that a failover has brought back.
+func (t *Term) server() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.vouched.Server
+}
+
+// renewer renews a term before its renewal is due.
+type renewer func(ctx context.Context) error
+
+// renewNow renews the term, which lets it write on the server that the store is on now. It reports false if the term is
+// over, or no keeper renews it.
+func (t *Term) renewNow(ctx context.Context) (bool, error) {
+	renew := t.renewer.Load()
+	if renew == nil || !t.Valid() {
+		return false, nil
+	}
+	return true, (*renew)(ctx)
 }
 
 // refused notes that a renewal which expected this version has changed nothing.

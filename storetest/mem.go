@@ -12,6 +12,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/record"
 	"github.com/tenurelib/tenure/internal/wake"
 	"github.com/tenurelib/tenure/storekit"
 )
@@ -168,12 +169,20 @@ func (m *Mem) Fence(guard tenure.Guard) (tenure.Store, error) {
 }
 
 // checkTerm returns [tenure.ErrLost] if the writes are fenced by a term whose record is no
-// longer in the store. The caller holds the lock.
+// longer in the store, and [tenure.ErrMoved] if the term was not renewed on this server. The caller holds the lock.
 func (m *Mem) checkTerm() error {
-	if m.term == nil || bytes.Equal(m.objects[m.term.Key()].Payload, m.term.Record()) {
+	if m.term == nil {
 		return nil
 	}
-	return &tenure.LostError{Key: m.term.Key()}
+	obj := m.objects[m.term.Key()]
+	is := record.Object{Labels: obj.Labels, Payload: obj.Payload}
+	switch {
+	case !bytes.Equal(obj.Payload, m.term.Record()):
+		return &tenure.LostError{Key: m.term.Key()}
+	case !is.NamesServer(m.lineage.server):
+		return tenure.ErrMoved
+	}
+	return nil
 }
 
 // List returns copies of at most limit objects of a type, sorted by the bytes of

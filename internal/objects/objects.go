@@ -84,12 +84,13 @@ type Fence struct {
 	Record []byte // of a lease: the payload that must stand
 	Claim  *Claim // of a claim: the row that must stand as it is; nil: the fence is a lease's
 
-	// Server returns the server on which the lease's record was last seen. On another server the record may be
-	// missing because a failover has lost it. Empty: unknown. Nil for a claim.
+	// Server returns the server of the term's last answered write. On another server the record may be missing
+	// because a failover has lost it. Empty: unknown. Nil for a claim.
 	Server func() string
 
-	// Reassert is for a claim that a failover has lost, as its row shows. It returns when the session has rewritten
-	// what it could, or has ended. It reports false if the session does not belong to this process. Nil for a lease.
+	// Reassert renews the right at once, because the store is on another server than at the last renewal. It returns
+	// when what a failover has lost is written again, as far as possible, or the right has ended. It reports false if
+	// this process does not renew the right.
 	Reassert func(ctx context.Context) (again bool, err error)
 
 	// Idle is how long a transaction may idle before the server ends it.

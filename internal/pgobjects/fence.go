@@ -252,12 +252,15 @@ func (c *check) renewed(ctx context.Context, err error) bool {
 	return true
 }
 
-// isRefusal reports whether a transaction failed because its fence did not hold.
-func isRefusal(err error) bool { return err != nil && objects.IsFenceFailure(err) }
+// isRefusal reports whether a transaction failed because its fence did not hold, or does not hold on this server.
+func isRefusal(err error) bool { return err != nil && (objects.IsFenceFailure(err) || isMoved(err)) }
 
 // fencedOut explains the failure of a transaction that the server has rolled back: it
 // returns the fence's own error unless the fence still holds.
 func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error) error {
+	if isMoved(cause) {
+		return t.Moved(ctx, fence, cause)
+	}
 	now, stands, err := t.read(ctx, fence)
 	if !stands && fence.Claim != nil {
 		stands, err = t.Reasserted(ctx, fence)
@@ -265,8 +268,10 @@ func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error
 	switch {
 	case err == nil && stands && !isRefusal(cause): // it idled too long
 		return cause
-	case err == nil && (stands || t.isElsewhere(ctx, fence)): // what a failover had lost has been written again, or may be
+	case err == nil && stands: // what a failover had lost has been written again
 		return fmt.Errorf("%w (%w)", objects.ErrMoved, cause)
+	case err == nil && t.isElsewhere(ctx, fence): // or may be
+		return t.Moved(ctx, fence, cause)
 	case err == nil:
 		return fence.Refused(now, nil)
 	case isRefusal(cause): // lost, but nothing is known of the current holder
@@ -276,7 +281,14 @@ func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error
 	}
 }
 
-// isElsewhere reports whether the table is now on a server that the fence's lease does not know. If the record is
+// Moved returns the error of a fence whose right was not renewed on this server. It has that done first, if this process
+// renews the right, so that the next attempt succeeds.
+func (t *Table) Moved(ctx context.Context, fence *objects.Fence, cause error) error {
+	_, err := fence.Reassert(ctx)
+	return fmt.Errorf("%w (%w)", objects.ErrMoved, cmp.Or(err, cause))
+}
+
+// isElsewhere reports whether the table is now on another server than at the last renewal of the fence's lease. If the record is
 // missing there, its holder may write it again.
 func (t *Table) isElsewhere(ctx context.Context, fence *objects.Fence) bool {
 	if fence.Server == nil || fence.Server() == "" {

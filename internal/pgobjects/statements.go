@@ -67,13 +67,23 @@ func words() []string {
 // sees it, and makes the next takeover wait for the commit. Without a lock, or with FOR KEY SHARE,
 // stale writes would get through. Renewals wait for this lock too, so the check must come at the
 // end of the transaction.
-const recordFence = failUnlessOne + `(
-			SELECT 1 FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`
+const recordFence = failUnlessHere + `(
+			SELECT ` + isHere + ` AS here FROM {objects} o WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`
 
-// failUnlessOne fails unless there is one row, with a text that explains the failure in the server's
-// log. The planner would cast a constant before the rows are counted; it can't cast this text.
-const failUnlessOne = `
-			SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + objects.FenceLost + `' || count(*))::int END FROM `
+// isHere reports whether the last write of a valid term to its record o was on this start of this server. A failover
+// brings back records of terms that others have followed; what such a term writes on the new primary would be late. A
+// record that names no server is of a version of this library that named none, or of a database that loses nothing.
+const isHere = `(strpos(coalesce(o.labels->>'tenure.lineage', ''), '"server":') = 0 OR strpos(o.labels->>'tenure.lineage', '"server":"' || {server} || '"') > 0)`
+
+// sessionIsHere is the same for the session that $3 or another parameter names; NULL: it has no record. The record needs no
+// lock: on one server it ceases to name the server only when another session may take the row, which is locked.
+const sessionIsHere = `(SELECT ` + isHere + ` FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = `
+
+// failUnlessHere fails unless there is one row, and its record names this server, with a text that explains the failure
+// in the server's log. The planner would cast a constant before the rows are counted; it can't cast this text.
+const failUnlessHere = `
+			SELECT CASE WHEN count(here) <> 1 THEN ('` + objects.FenceLost + `' || count(here))::int
+				WHEN bool_and(here) THEN 1 ELSE ('` + objects.Moved + `' || {server})::int END FROM `
 
 // The statements name every column, and a conflict target only of our own tombstones: the
 // table may be another program's, with more columns and other keys.

@@ -194,25 +194,43 @@ func (o Object) runningSince() time.Time {
 
 // lineage is the content of the label with that name.
 type lineage struct {
-	Term string `json:"term"` // another program may keep the label in a record of its own
-	Mark string `json:"mark"`
+	Term   string `json:"term"` // another program may keep the label in a record of its own
+	Mark   string `json:"mark"`
+	Server string `json:"server,omitempty"` // its start; records of earlier versions have none
 }
 
-// WithMark returns labels with the mark of the lineage in which a valid term writes its record.
-func WithMark(labels map[string]string, term, mark string) map[string]string {
+// WithLineage returns labels with the mark of the lineage in which a valid term writes its record, and the server on
+// which that write must happen.
+func WithLineage(labels map[string]string, term, mark, server string) map[string]string {
 	if mark == "" {
 		return labels
 	}
-	return withReserved(labels, lineageLabel, lineage{Term: term, Mark: mark})
+	return withReserved(labels, lineageLabel, lineage{Term: term, Mark: mark, Server: server})
 }
 
-// Mark returns the mark that WithMark has written, or "".
-func (o Object) Mark() string {
-	var l lineage
+// LineagePart returns a part of the label that WithLineage writes for that mark and server; empty if there is no
+// mark.
+func LineagePart(mark, server string) string {
+	label := WithLineage(nil, "", mark, server)[lineageLabel]
+	_, part, _ := strings.Cut(label, `"mark":`)
+	return part
+}
+
+// Mark returns the mark that WithLineage has written, or "".
+func (o Object) Mark() string { return o.lineage().Mark }
+
+// NamesServer reports whether the last write of a valid term was on that server, as far as the record says. Package
+// pgobjects has the same rule in SQL.
+func (o Object) NamesServer(server string) bool {
+	is := o.lineage().Server
+	return is == "" || is == server
+}
+
+func (o Object) lineage() (l lineage) {
 	if !reserved(o, lineageLabel, &l) || !o.IsOf(l.Term) {
-		return ""
+		return lineage{}
 	}
-	return l.Mark
+	return l
 }
 
 // fromMilli and toMilli keep the zero time zero.
