@@ -198,7 +198,7 @@ func (l *Lease) object(term *Term, on Lineage) Object {
 	if predecessors := term.unconfirmed(); predecessors != nil {
 		obj.Labels = record.WithUnconfirmed(obj.Labels, term.id, recorded(predecessors))
 	}
-	is := term.writesIn(on)
+	is := l.saysOf(term.writesIn(on))
 	obj.Labels = record.WithLineage(obj.Labels, term.id, is.Mark, is.Server)
 	return obj
 }
@@ -322,7 +322,8 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 			return nil, err
 		}
 		obj, request, on = read.Object, read.stored.Request(), read.on
-		obj.Labels = record.WithLineage(read.stored.AsResumed(id), id, on.Mark, on.Server)
+		is := l.saysOf(on)
+		obj.Labels = record.WithLineage(read.stored.AsResumed(id), id, is.Mark, is.Server)
 		if before := read.holding.unconfirmed; before != nil {
 			obj.Labels = record.WithUnconfirmed(obj.Labels, id, recorded(before))
 		}
@@ -348,8 +349,8 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 // resumer is a store that can renew a record by what it contains, in one round trip.
 type resumer interface {
 	// resume returns [ErrNotFound] unless the record is the term's, was resumed before, and may
-	// be written as it is, on the server and with the mark of that lineage.
-	resume(ctx context.Context, key Key, term string, on objects.Lineage) (Object, error)
+	// be written as it is, on the server and with this part of its lineage's label.
+	resume(ctx context.Context, key Key, term, lineage, server string) (Object, error)
 }
 
 func (l *Lease) resumeAsItIs(ctx context.Context, id string, on Lineage) (Object, error) {
@@ -357,7 +358,8 @@ func (l *Lease) resumeAsItIs(ctx context.Context, id string, on Lineage) (Object
 	if !ok {
 		return Object{}, ErrNotFound
 	}
-	obj, err := store.resume(objects.WithLeaseCall(ctx), l.cfg.Key, id, objects.Lineage(on))
+	is := l.saysOf(on)
+	obj, err := store.resume(objects.WithLeaseCall(ctx), l.cfg.Key, id, record.LineagePart(is.Mark, is.Server), on.Server)
 	if err != nil {
 		return Object{}, err
 	}

@@ -116,7 +116,7 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 		obj.Labels = record.WithUnconfirmed(nil, offer.Term, recorded(predecessors))
 	}
 	if on.Mark == is.Mark { // otherwise the next replica that looks decides
-		obj.Labels = record.WithLineage(obj.Labels, offer.Term, on.Mark, on.Server)
+		obj.Labels = record.WithLineage(obj.Labels, offer.Term, on.Mark, "")
 	}
 	_, err = l.put(ctx, obj, IfVersion(term.currentVersion()).OnServer(on.Server, 0))
 	if err == nil || !objects.Answered(err) {

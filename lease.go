@@ -349,9 +349,18 @@ func (t *Term) compare(ctx context.Context, version int64, on Lineage) error {
 	return compare(ctx, objects.Lineage(on))
 }
 
-// writesIn returns the mark and the server that the record of a valid term says when it is written in a lineage. A
-// session's record keeps its earlier ones until its claims are compared, so that no other process resumes it, and no
-// claim that the session has lost fences a write.
+// saysOf returns what the record of a term says of its lineage: only a session's names the server, for the processes that
+// write under its claims.
+func (l *Lease) saysOf(on Lineage) Lineage {
+	if l.cfg.Key.Type != objects.SessionType {
+		on.Server = ""
+	}
+	return on
+}
+
+// writesIn returns what the record of a valid term is written with in a lineage. A session's record keeps what it says of
+// an earlier one until its claims are compared, so that no other process resumes it, and no claim that the session has lost
+// fences a write.
 func (t *Term) writesIn(on Lineage) Lineage {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -399,7 +399,10 @@ func (k *kind) freeUndone(ctx context.Context, t *term, rows []objects.Claim) {
 	case <-ctx.Done():
 		return
 	}
-	if l := k.ledger; l != nil && l.term == t {
+	k.s.mu.Lock()
+	l := k.ledger
+	k.s.mu.Unlock()
+	if l != nil && l.term == t {
 		_, _ = k.reclaim(l, rows) // the next look at all rows finds what can't be freed now
 	}
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/record"
 	"github.com/tenurelib/tenure/internal/wake"
 	"github.com/tenurelib/tenure/storekit"
 )
@@ -174,12 +173,13 @@ func (m *Mem) checkTerm() error {
 	if m.term == nil {
 		return nil
 	}
-	obj := m.objects[m.term.Key()]
-	is := record.Object{Labels: obj.Labels, Payload: obj.Payload}
+	fence, err := m.term.Fence()
 	switch {
-	case !bytes.Equal(obj.Payload, m.term.Record()):
+	case err != nil:
+		return err
+	case !bytes.Equal(m.objects[m.term.Key()].Payload, m.term.Record()):
 		return &tenure.LostError{Key: m.term.Key()}
-	case !is.NamesServer(m.lineage.server):
+	case fence.Server() != "" && fence.Server() != m.lineage.server:
 		return tenure.ErrMoved
 	}
 	return nil

@@ -114,11 +114,11 @@ func (f *Fence) OfKey() bool { return f != nil && f.Claim != nil && !f.Claim.Row
 
 // Statement returns one of two statements, the one for a record or the one for a claim in the claims' table,
 // with its arguments.
-func (f *Fence) Statement(ofRecord, ofClaim string) (statement string, args []any) {
+func (f *Fence) Statement(ofRecord, ofClaim string, recordArgs func(*Fence) []any) (statement string, args []any) {
 	if c := f.Claim; c != nil {
 		return ofClaim, []any{c.Kind, c.ID, c.Session, c.Token}
 	}
-	return ofRecord, []any{f.ID.Type, f.ID.ID, f.Record}
+	return ofRecord, recordArgs(f)
 }
 
 // Table is a table of objects, in either database.

@@ -162,7 +162,7 @@ func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any, 
 	if err != nil {
 		return "", nil, err
 	}
-	query, args = fence.Statement(recordFence, claimFence)
+	query, args = fence.Statement(recordFence, claimFence, recordFenceArgs)
 	return n.in(query), args, nil
 }
 
@@ -224,7 +224,7 @@ type check struct {
 
 func (t *Table) checkOf(ctx context.Context, found *setup, fence *objects.Fence) (*check, error) {
 	if !fence.OfRow() {
-		text, args := fence.Statement(recordFence, claimFence)
+		text, args := fence.Statement(recordFence, claimFence, recordFenceArgs)
 		return &check{Statement: pgconns.Statement{SQL: found.in(text), Args: args}}, nil
 	}
 	r, err := t.rows.Of(fence.Claim)
@@ -309,8 +309,20 @@ func (t *Table) Reasserted(ctx context.Context, fence *objects.Fence) (bool, err
 	if again, failed := fence.Reassert(ctx); !again || failed != nil {
 		return false, cmp.Or(failed, err)
 	}
-	row, _, err = t.rowOf(ctx, c)
-	return isOf(row, c), err
+	return t.stands(ctx, c)
+}
+
+// stands reports whether the row of a claim carries it, and its session has a record.
+func (t *Table) stands(ctx context.Context, c *objects.Claim) (bool, error) {
+	row, _, err := t.rowOf(ctx, c)
+	if err != nil || row.Session != c.Session || row.Token != c.Token {
+		return false, err
+	}
+	_, err = t.Get(objects.WithLeaseCall(ctx), objects.ID{Type: objects.SessionType, ID: c.Session})
+	if errors.Is(err, objects.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // rowOf returns the row of a claim as it is.
@@ -328,16 +340,11 @@ func (t *Table) rowOf(ctx context.Context, c *objects.Claim) (row objects.Claim,
 	return rows[0], true, nil
 }
 
-// isOf reports whether a row still carries the claim.
-func isOf(row objects.Claim, c *objects.Claim) bool {
-	return row.Session == c.Session && row.Token == c.Token
-}
-
 // read reports whether what a fence depends on stands, and returns the current record.
 func (t *Table) read(ctx context.Context, fence *objects.Fence) (now *objects.Row, stands bool, err error) {
 	if fence.Claim != nil {
-		row, _, err := t.rowOf(ctx, fence.Claim)
-		return nil, isOf(row, fence.Claim), err
+		stands, err := t.stands(ctx, fence.Claim)
+		return nil, stands, err
 	}
 	switch now, err := t.Get(objects.WithLeaseCall(ctx), fence.ID); {
 	case err == nil:

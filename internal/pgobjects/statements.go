@@ -68,18 +68,25 @@ func words() []string {
 // stale writes would get through. Renewals wait for this lock too, so the check must come at the
 // end of the transaction.
 const recordFence = failUnlessHere + `(
-			SELECT ` + isHere + ` AS here FROM {objects} o WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`
+			SELECT $4::bigint = 0 OR {server} = $4::bigint AS here FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`
 
-// isHere reports whether the last write of a valid term to its record o was on this start of this server. A failover
-// brings back records of terms that others have followed; what such a term writes on the new primary would be late. A
-// record that names no server is of a version of this library that named none, or of a database that loses nothing.
+// recordFenceArgs returns the arguments of recordFence. The last one is the server of the term's last answered write: a
+// failover brings back records of terms that others have followed, and what such a term writes on the new primary would be
+// late.
+func recordFenceArgs(fence *objects.Fence) []any {
+	return []any{fence.ID.Type, fence.ID.ID, fence.Record, serverOf(fence.Server())}
+}
+
+// isHere reports whether the last write of a session to its record o was on this start of this server, as the record says:
+// any process may write under a claim. A record that names no server is of a version of this library that named none, or
+// in a database that loses nothing.
 const isHere = `(strpos(coalesce(o.labels->>'tenure.lineage', ''), '"server":') = 0 OR strpos(o.labels->>'tenure.lineage', '"server":"' || {server} || '"') > 0)`
 
-// sessionIsHere is the same for the session that $3 or another parameter names; NULL: it has no record. The record needs no
+// sessionIsHere is the same for the session that the parameter which follows names; NULL: it has no record. The record needs no
 // lock: on one server it ceases to name the server only when another session may take the row, which is locked.
 const sessionIsHere = `(SELECT ` + isHere + ` FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = `
 
-// failUnlessHere fails unless there is one row, and its record names this server, with a text that explains the failure
+// failUnlessHere fails unless there is one row, and the right was renewed on this server, with a text that explains the failure
 // in the server's log. The planner would cast a constant before the rows are counted; it can't cast this text.
 const failUnlessHere = `
 			SELECT CASE WHEN count(here) <> 1 THEN ('` + objects.FenceLost + `' || count(here))::int

@@ -196,11 +196,11 @@ func (o Object) runningSince() time.Time {
 type lineage struct {
 	Term   string `json:"term"` // another program may keep the label in a record of its own
 	Mark   string `json:"mark"`
-	Server string `json:"server,omitempty"` // its start; records of earlier versions have none
+	Server string `json:"server,omitempty"` // its start; only in the record of a session, but not of an earlier version
 }
 
-// WithLineage returns labels with the mark of the lineage in which a valid term writes its record, and the server on
-// which that write must happen.
+// WithLineage returns labels with the mark of the lineage in which a valid term writes its record and, if it is not empty,
+// the server on which that write must happen.
 func WithLineage(labels map[string]string, term, mark, server string) map[string]string {
 	if mark == "" {
 		return labels
@@ -217,20 +217,12 @@ func LineagePart(mark, server string) string {
 }
 
 // Mark returns the mark that WithLineage has written, or "".
-func (o Object) Mark() string { return o.lineage().Mark }
-
-// NamesServer reports whether the last write of a valid term was on that server, as far as the record says. Package
-// pgobjects has the same rule in SQL.
-func (o Object) NamesServer(server string) bool {
-	is := o.lineage().Server
-	return is == "" || is == server
-}
-
-func (o Object) lineage() (l lineage) {
+func (o Object) Mark() string {
+	var l lineage
 	if !reserved(o, lineageLabel, &l) || !o.IsOf(l.Term) {
-		return lineage{}
+		return ""
 	}
-	return l
+	return l.Mark
 }
 
 // fromMilli and toMilli keep the zero time zero.
