@@ -52,7 +52,7 @@ func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) 
 				return nil, err
 			}
 			if l.absentSettlesIn(on) <= 0 {
-				term, err := l.begin(ctx, by, IfAbsent(), on, nil)
+				term, err := l.begin(ctx, by, IfAbsent(), on, l.lostHolder(by, on, ""))
 				if !errors.Is(err, ErrExists) && !errors.Is(err, ErrMoved) {
 					return term, err
 				}
@@ -91,7 +91,7 @@ func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, err
 		}
 	}
 	stolen := !from.isOffer() && !l.mayTakeUnexpired(from)
-	term, err := l.begin(ctx, by, IfVersion(from.Version), read.on, l.predecessors(from))
+	term, err := l.begin(ctx, by, IfVersion(from.Version), read.on, append(l.predecessors(from), l.lostHolder(by, read.on, read.stored.Mark())...))
 	if err == nil && stolen {
 		term.stolenFrom = &from
 	}
@@ -122,7 +122,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 		trusted: l.cfg.TTL - l.cfg.Margin,
 		clock:   now,
 		inDoubt: 1, // the write that begins it
-		on:      on,
+		on:      on, confirms: by.confirms,
 		payload: record.Payload{
 			Holder:       l.cfg.Holder,
 			AcquiredAtMS: attempt.Wall.UnixMilli(),

@@ -104,7 +104,7 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 	if settling && !current && (!term.trustLasts() || term.deleteSent.Load()) {
 		return fmt.Errorf("tenure: release %s: a failover of the database has not settled: %w", l.cfg.Key, ErrHeld)
 	}
-	offer := term.offer(offerFor, settling)
+	offer := term.offer(offerFor, settling || term.confirms && !is.isWhole())
 	if offer == nil {
 		return l.remove(ctx, term.currentVersion(), on)
 	}

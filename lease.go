@@ -249,6 +249,19 @@ func (l *Lease) predecessors(h Holding) []Holding {
 	return slices.DeleteFunc(others, l.isOwn)
 }
 
+// lostHolder returns the holder that a failover may have lost, if a record has that mark; empty: there is none. It may hang, and
+// nobody knows its name. The first term of a lineage confirms that it is gone, unless a holder has gone on over the failover.
+// Later ones find a record or an offer of this lineage.
+func (l *Lease) lostHolder(by caller, on Lineage, mark string) []Holding {
+	if !by.confirms || on.isWhole() || mark == on.Mark {
+		return nil
+	}
+	return []Holding{{Key: l.cfg.Key, Holder: record.Unknown}}
+}
+
+// isWhole reports whether nothing can have been lost before this lineage began.
+func (on Lineage) isWhole() bool { return on.Mark == "" || on.Age >= objects.SettledAge }
+
 // isOwn reports whether a record is that of a term of this replica, whose job has returned.
 func (l *Lease) isOwn(h Holding) bool {
 	_, isOrphan := l.memory.Orphan(h.Term)

@@ -3,6 +3,7 @@ package tenure_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -476,4 +477,49 @@ func TestASessionIsRenewedOverAFailoverOnlyWithItsClaims(t *testing.T) {
 		require.Equal(t, 2, compared)
 		require.Greater(t, term.Remaining(), left)
 	})
+}
+
+// The failover has lost the acquire of a holder that hangs. Nobody knows its name, so whoever takes the lease first is asked
+// to cut off whoever it was, and nobody after that.
+func TestAHolderThatAFailoverMayHaveLostIsFencedOnce(t *testing.T) {
+	for _, stands := range []bool{false, true} { // a record of an earlier holder, which has expired
+		t.Run(fmt.Sprint("a record stands: ", stands), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				primary := newPrimary()
+				if stands {
+					kit.MustAcquire(t, failoverLease(t, primary, "earlier"))
+				}
+				promoted := primary.Fork()
+				time.Sleep(failoverTTL)
+				kit.MustAcquire(t, failoverLease(t, primary, "hung"))
+				var said []string
+				run := func(name string) (stop func()) {
+					c, err := tenure.NewCoordinator(failoverLease(t, promoted, name), tenure.CoordinatorConfig{
+						FencePredecessor: func(_ context.Context, prev tenure.Holding) error {
+							said = append(said, name+" fences "+prev.Holder)
+							return nil
+						},
+						Reconcile: func(ctx context.Context) error {
+							said = append(said, name+" works")
+							<-ctx.Done()
+							return nil
+						},
+						Logger: kit.Quiet,
+					})
+					require.NoError(t, err)
+					return kit.RunCoordinator(t, context.Background(), c)
+				}
+				want := []string{"b fences unknown", "b works", "c works"}
+				if stands {
+					want = append([]string{"b fences earlier"}, want...)
+				}
+				for _, name := range []string{"b", "c"} {
+					stop := run(name)
+					time.Sleep(3 * failoverTTL)
+					stop()
+				}
+				require.Equal(t, want, said)
+			})
+		})
+	}
 }

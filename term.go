@@ -70,6 +70,7 @@ type Term struct {
 	trusted    time.Duration // TTL − Margin
 	resumed    *Object       // the record of a term that Resume continues; nil: this lease began the term
 	witnessed  bool          // the record names a witness
+	confirms   bool          // whoever takes the lease over confirms that
 
 	stolenFrom   *Holding                  // nil: no replica held the lease
 	predecessors atomic.Pointer[[]Holding] // see unconfirmed
@@ -316,7 +317,7 @@ func (t *Term) writing() (attempt clock.Reading, version int64, on Lineage, cond
 	t.inDoubt++
 	cond = IfVersion(t.version)
 	if t.version == 0 {
-		cond = IfAbsent()
+		cond = WriteCondition{objects.Condition{Kind: objects.IfAbsent, Again: true}}
 	}
 	return t.clock(), t.version, t.on, cond.OnServer(t.on.Server, t.greatest)
 }
@@ -423,7 +424,7 @@ func (t *Term) recognise(known, version int64, request *record.Request) bool {
 
 // offer returns what a release puts in place of the term's record, or nil if it puts nothing there.
 // Each attempt gets the same offer, so that it is recognised if the answer was lost. After a failover
-// only an offer, which shows that the term was valid, frees the lease at once.
+// only an offer, which shows that the term was valid, frees the lease at once, and shows that no holder was lost.
 func (t *Term) offer(lasts time.Duration, failedOver bool) *record.Payload {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -57,6 +57,10 @@ type Condition struct {
 
 	Server string // on which the write must happen; empty: on any
 	Least  int64  // the write's version is above this one
+
+	// Again says, with IfAbsent, that the object is written again because a failover has lost it. The write is refused if
+	// an object with a version above Least has been deleted since: a late one must not bring back what others have followed.
+	Again bool
 }
 
 // SettledAge is the age of a mark before which nothing can have been lost.

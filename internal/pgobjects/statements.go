@@ -126,7 +126,8 @@ const (
 			INSERT INTO {objects} (object_type, id, name, labels, payload, created_at_ms, updated_at_ms, resource_version)
 			SELECT $1, $2, $3, $4::jsonb, $5, {now_ms}, {now_ms}, greatest({now_us}, $7::bigint + 1,
 				(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = $1 AND id = $2 AND resource_version < {version_limit}))
-			WHERE ` + onServer6 + `
+			WHERE ` + onServer6 + ` AND NOT ($8::boolean AND EXISTS (
+				SELECT FROM {tombstones} WHERE object_type = $1 AND id = $2 AND resource_version > $7::bigint))
 			ON CONFLICT DO NOTHING
 			RETURNING resource_version, created_at_ms, updated_at_ms`
 	// Returns the version of the stored object, or 0 if there is none. Fails if that is the object

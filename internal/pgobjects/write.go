@@ -124,7 +124,7 @@ func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, cond 
 	if found.tombstones && fence == nil {
 		var stands int64
 		err := t.write(ctx, &t.groups.create, &write{found: found, id: id, size: sizeOf(obj), statements: []pgconns.Statement{
-			{SQL: found.in(insertNumbered), Args: append(args, cond.Least), Dest: dest},
+			{SQL: found.in(insertNumbered), Args: append(args, cond.Least, cond.Again), Dest: dest},
 			{SQL: found.in(checkNumber), Args: []any{id.Type, id.ID}, Dest: []any{&stands, nil}},
 		}})
 		switch {

@@ -32,6 +32,7 @@ type withoutFailover struct {
 	validVouches                     bool // a term that is over proves nothing
 	requestProves                    bool // a request proves nothing
 	fenceNames                       bool // the server
+	later                            bool // nothing is written again after a later term
 }
 
 // failoverFaults are how often each may still happen.
@@ -149,6 +150,9 @@ func (r *failoverRules) run(s *failoverState, c *failoverCall, i int) {
 	case callBegin, callReassert:
 		if !is && (c.expects != 0 || v.record.holder != 0) {
 			return
+		}
+		if c.kind == callReassert && c.expects == 0 && v.record.version >= c.above && !r.without.later {
+			return // another term has been there, and has been released
 		}
 		v.record = held
 	case callRenew:
