@@ -523,3 +523,33 @@ func TestAHolderThatAFailoverMayHaveLostIsFencedOnce(t *testing.T) {
 		})
 	}
 }
+
+// The former holder was paused, and finds its own record on the new primary.
+func TestAFormerHolderWritesNothingAfterAFailoverThatLosesTheSteal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		primary := newPrimary()
+		store := kit.NewMovable(primary)
+		former := failoverLease(t, store, "former")
+		term := kit.MustAcquire(t, former)
+		promoted := primary.Fork()
+		time.Sleep(failoverTTL)
+		next := kit.NewMovable(primary)
+		lease := failoverLease(t, next, "next")
+		following := kit.MustAcquire(t, lease)
+		require.Greater(t, following.Token(), term.Token())
+		write := func(term *tenure.Term) error {
+			fenced, err := tenure.Fence(promoted, term)
+			require.NoError(t, err)
+			_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "effect", ID: "1"}}, tenure.Unconditional())
+			return err
+		}
+		require.ErrorIs(t, write(term), tenure.ErrMoved)
+		store.Store(promoted)
+		require.ErrorIs(t, former.Renew(t.Context(), term), tenure.ErrDeadline) // it has read the record
+		require.ErrorIs(t, write(term), tenure.ErrMoved)
+		next.Store(promoted)
+		require.NoError(t, lease.Renew(t.Context(), following))
+		require.NoError(t, write(following))
+		require.ErrorIs(t, write(term), tenure.ErrLost)
+	})
+}

@@ -393,6 +393,9 @@ func (k *kind) unseen(ctx context.Context, t *term, claims []objects.Claim) (uns
 // freeUndone frees rows whose release the failover has undone. Once the session's record names the new primary, its
 // claims fence writes there, and another session may have claimed these since.
 func (k *kind) freeUndone(ctx context.Context, t *term, rows []objects.Claim) {
+	if len(rows) == 0 {
+		return
+	}
 	select {
 	case k.turn <- struct{}{}:
 		defer func() { <-k.turn }()

@@ -32,7 +32,6 @@ type withoutFailover struct {
 	validVouches                     bool // a term that is over proves nothing
 	requestProves                    bool // a request proves nothing
 	fenceNames                       bool // the server
-	later                            bool // nothing is written again after a later term
 }
 
 // failoverFaults are how often each may still happen.
@@ -151,7 +150,7 @@ func (r *failoverRules) run(s *failoverState, c *failoverCall, i int) {
 		if !is && (c.expects != 0 || v.record.holder != 0) {
 			return
 		}
-		if c.kind == callReassert && c.expects == 0 && v.record.version >= c.above && !r.without.later {
+		if c.kind == callReassert && c.expects == 0 && v.record.version >= c.above && c.above > 0 {
 			return // another term has been there, and has been released
 		}
 		v.record = held
