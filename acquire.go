@@ -52,7 +52,7 @@ func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) 
 				return nil, err
 			}
 			if l.absentSettlesIn(on) <= 0 {
-				term, err := l.begin(ctx, by, IfAbsent(), on, nil)
+				term, err := l.begin(ctx, by, IfAbsent(), on, l.lostHolder(by, on, ""))
 				if !errors.Is(err, ErrExists) && !errors.Is(err, ErrMoved) {
 					return term, err
 				}
@@ -91,7 +91,7 @@ func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, err
 		}
 	}
 	stolen := !from.isOffer() && !l.mayTakeUnexpired(from)
-	term, err := l.begin(ctx, by, IfVersion(from.Version), read.on, l.predecessors(from))
+	term, err := l.begin(ctx, by, IfVersion(from.Version), read.on, append(l.predecessors(from), l.lostHolder(by, read.on, read.stored.Mark())...))
 	if err == nil && stolen {
 		term.stolenFrom = &from
 	}
@@ -122,7 +122,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 		trusted: l.cfg.TTL - l.cfg.Margin,
 		clock:   now,
 		inDoubt: 1, // the write that begins it
-		on:      on,
+		on:      on, confirms: by.confirms,
 		payload: record.Payload{
 			Holder:       l.cfg.Holder,
 			AcquiredAtMS: attempt.Wall.UnixMilli(),
@@ -146,7 +146,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 		}
 		return nil, err
 	}
-	term.token, term.version, term.greatest, term.inDoubt, term.vouched = obj.Version, obj.Version, obj.Version, 0, on.Mark
+	term.token, term.version, term.greatest, term.inDoubt, term.vouched = obj.Version, obj.Version, obj.Version, 0, on
 	term.trust.Store(newTrust(attempt, term.trusted))
 	l.memory.Began(id)
 	if newest := l.memory.SawVersion(obj.Version); obj.Version <= newest {
@@ -198,7 +198,8 @@ func (l *Lease) object(term *Term, on Lineage) Object {
 	if predecessors := term.unconfirmed(); predecessors != nil {
 		obj.Labels = record.WithUnconfirmed(obj.Labels, term.id, recorded(predecessors))
 	}
-	obj.Labels = record.WithMark(obj.Labels, term.id, term.markIn(on))
+	is := l.saysOf(term.writesIn(on))
+	obj.Labels = record.WithLineage(obj.Labels, term.id, is.Mark, is.Server)
 	return obj
 }
 
@@ -232,8 +233,12 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 			if err := term.compare(ctx, obj.Version, on); err != nil {
 				return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, err)
 			}
+			wrote := term.writesIn(on)
 			if !term.extend(obj.Version, attempt, on) {
 				return fmt.Errorf("tenure: renew %s: %w", l.cfg.Key, ErrDeadline)
+			}
+			if wrote.Mark != on.Mark { // once more, because the record still says that the claims are not compared
+				return l.Renew(ctx, term)
 			}
 			return nil
 		case !errors.Is(err, ErrConflict) && !errors.Is(err, ErrExists):
@@ -317,7 +322,8 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 			return nil, err
 		}
 		obj, request, on = read.Object, read.stored.Request(), read.on
-		obj.Labels = record.WithMark(read.stored.AsResumed(id), id, on.Mark)
+		is := l.saysOf(on)
+		obj.Labels = record.WithLineage(read.stored.AsResumed(id), id, is.Mark, is.Server)
 		if before := read.holding.unconfirmed; before != nil {
 			obj.Labels = record.WithUnconfirmed(obj.Labels, id, recorded(before))
 		}
@@ -335,7 +341,7 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 	if err != nil {
 		return nil, fmt.Errorf("tenure: resume %s: %w", l.cfg.Key, err)
 	}
-	term.on, term.vouched = on, on.Mark
+	term.on, term.vouched = on, on
 	term.request.Store(request) // which the write has removed from the record
 	return term, nil
 }
@@ -343,8 +349,8 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 // resumer is a store that can renew a record by what it contains, in one round trip.
 type resumer interface {
 	// resume returns [ErrNotFound] unless the record is the term's, was resumed before, and may
-	// be written as it is, on the server and with the mark of that lineage.
-	resume(ctx context.Context, key Key, term string, on objects.Lineage) (Object, error)
+	// be written as it is, on the server and with this part of its lineage's label.
+	resume(ctx context.Context, key Key, term, lineage, server string) (Object, error)
 }
 
 func (l *Lease) resumeAsItIs(ctx context.Context, id string, on Lineage) (Object, error) {
@@ -352,7 +358,8 @@ func (l *Lease) resumeAsItIs(ctx context.Context, id string, on Lineage) (Object
 	if !ok {
 		return Object{}, ErrNotFound
 	}
-	obj, err := store.resume(objects.WithLeaseCall(ctx), l.cfg.Key, id, objects.Lineage(on))
+	is := l.saysOf(on)
+	obj, err := store.resume(objects.WithLeaseCall(ctx), l.cfg.Key, id, record.LineagePart(is.Mark, is.Server), on.Server)
 	if err != nil {
 		return Object{}, err
 	}

@@ -146,7 +146,8 @@ type CoordinatorConfig struct {
 
 	// Confirmations is how many renewals must succeed after a takeover before the job
 	// begins. Default 0. A takeover is a steal from a holder that has not released the
-	// lease; an acquire of a free lease has nothing to confirm. If a replica releases the
+	// lease; an acquire of a free lease has nothing to confirm, unless it is the first after a
+	// failover that may have lost a holder's record. If a replica releases the
 	// lease before it has confirmed the takeover, the next holder confirms it.
 	Confirmations int
 
@@ -158,7 +159,10 @@ type CoordinatorConfig struct {
 	//
 	// It must be safe to call for a holder that is already cut off, because a replica that did
 	// not finish leaves its predecessors to the next one. After a crash and restart it is also
-	// called for a holder with this replica's own name, unless AssumeUniqueHolder is set. Its
+	// called for a holder with this replica's own name, unless AssumeUniqueHolder is set. After
+	// a failover of the database that may have lost a holder's record, the first replica that
+	// gets the lease calls it for a holder with the name "unknown" and without a term: it then has
+	// to cut off every other replica, or to return nil at the risk that one still works. Its
 	// context ends with the term, or after ten TTLs if that is earlier; it must then return, as
 	// a job must.
 	FencePredecessor func(ctx context.Context, prev Holding) error

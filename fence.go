@@ -34,12 +34,13 @@ func (t *Term) Fence() (*objects.Fence, error) {
 		return nil, fmt.Errorf("term of %s: %w", t.key, over)
 	}
 	return &objects.Fence{
-		ID:      objects.ID(t.key),
-		Record:  t.payload,
-		Server:  func() string { return t.lookedAt().Server },
-		Idle:    max(2*t.trusted, time.Minute), // long enough for any func that is alive
-		Yield:   t.giveWay,
-		Refused: t.fencedOut,
+		ID:       objects.ID(t.key),
+		Record:   t.payload,
+		Server:   t.server,
+		Reassert: t.renewNow,
+		Idle:     max(2*t.trusted, time.Minute), // long enough for any func that is alive
+		Yield:    t.giveWay,
+		Refused:  t.fencedOut,
 	}, nil
 }
 
@@ -82,7 +83,8 @@ type Fencer interface {
 	// guard's right stands; otherwise they return [ErrLost] and write nothing. A [*Term]'s
 	// right stands while the object under [Term.Key] has [Term.Record] as its payload; the
 	// fenced store refuses to write that object. The transaction of the write checks this, in
-	// such a way that no takeover can commit between the check and the write.
+	// such a way that no takeover can commit between the check and the write. In a store
+	// that has lineages, they return [ErrMoved] on a server on which the right was not renewed yet.
 	//
 	// A nil term, or one that comes neither from a [Lease] nor from a [Coordinator], is
 	// [ErrInvalid]. A store that is already fenced, or that does not know the guard, returns
@@ -93,8 +95,9 @@ type Fencer interface {
 
 // Fence returns the same store, except that its PutIf and DeleteIf write only while the term is
 // still the lease's, or the claim stands. Otherwise they return [ErrLost] and write nothing,
-// however long this process was paused before. The lease or the claim must be in that same
-// store. A fenced write takes one round trip, like any other. Use Fence for code that is
+// however long this process was paused before. They return [ErrMoved], and write nothing, if the database has failed
+// over, or was restarted, and the term was not renewed there yet: retry. A term that a [Coordinator] holds is renewed
+// first. The lease or the claim must be in that same store. A fenced write takes one round trip, like any other. Use Fence for code that is
 // written against [Store]; for writes to tables of your own, use [PostgresStore.Fenced] or
 // [SQLiteStore.Fenced].
 //
@@ -135,7 +138,8 @@ type SQLStore interface {
 }
 
 // FencedTx runs fn in a transaction of db that commits only if the term is still the lease's, or
-// the claim stands. Otherwise it returns [ErrLost] and nothing is written. Use it with
+// the claim stands. Otherwise it returns [ErrLost] and nothing is written. After a failover or a restart of the
+// database it returns [ErrMoved] and nothing is written, unless the term was renewed there: retry. Use it with
 // database/sql and any driver. db must be the store's database; FencedTx returns [ErrInvalid] if
 // it finds that it is not. opts are those of BeginTx, and may be nil. An error or panic of fn
 // rolls back and is passed on. If the connection fails during the commit, the writes may have
@@ -180,7 +184,12 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 		return fnErr
 	}
 	err = FenceError(err)
-	if errors.Is(err, ErrLost) {
+	switch {
+	case fence != nil && errors.Is(err, ErrMoved):
+		if _, renewErr := fence.Reassert(ctx); renewErr != nil {
+			err = fmt.Errorf("%w (%w)", err, renewErr)
+		}
+	case errors.Is(err, ErrLost):
 		if term, ok := guard.(*Term); ok {
 			err = term.refusedByStatement(ctx, store, err)
 		} else if placed {
@@ -195,7 +204,8 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 func (t *Term) refusedByStatement(ctx context.Context, store Store, refusal error) error {
 	obj, err := store.Get(objects.WithLeaseCall(ctx), t.key)
 	if err == nil || errors.Is(err, ErrNotFound) {
-		if on, lookErr := store.Lineage(ctx); lookErr != nil || on.Server != t.lookedAt().Server {
+		if on, lookErr := store.Lineage(ctx); lookErr != nil || on.Server != t.server() {
+			_, _ = t.renewNow(ctx)
 			return fmt.Errorf("%w (%w)", ErrMoved, cmp.Or(lookErr, refusal))
 		}
 	}
@@ -226,12 +236,18 @@ func fencedBy(ctx context.Context, fence *objects.Fence, err error) error {
 
 // FenceError recognises, with any driver, the error of a transaction that a statement of
 // [PostgresStore.FenceStatement] or [SQLiteStore.FenceStatement] has made fail, and returns an
-// [ErrLost] that wraps it. It returns any other error, and nil, unchanged.
+// [ErrLost] that wraps it; or an [ErrMoved], if the term was not renewed yet after a failover or a restart of the
+// database. It returns any other error, and nil, unchanged.
 func FenceError(err error) error {
-	if err == nil || !objects.IsFenceFailure(err) {
-		return err
+	switch {
+	case err == nil:
+		return nil
+	case objects.IsMoved(err):
+		return fmt.Errorf("%w: %w", ErrMoved, err)
+	case objects.IsFenceFailure(err):
+		return fmt.Errorf("%w: %w", ErrLost, err)
 	}
-	return fmt.Errorf("%w: %w", ErrLost, err)
+	return err
 }
 
 // A Gate keeps former holders away from a resource outside the database. Call Admit under the

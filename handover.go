@@ -81,7 +81,7 @@ func (l *Lease) ReleaseDead(ctx context.Context, witness string, minAge time.Dur
 			return false, fmt.Errorf("tenure: release dead %s: %w: the term of %s was only %v old", l.cfg.Key, ErrHeld, h.Holder, age.Round(time.Millisecond))
 		}
 		dead := &Term{
-			key: l.cfg.Key, id: h.Term, holder: h.Holder, payload: r.Payload, version: r.Version, on: r.on, vouched: r.stored.Mark(),
+			key: l.cfg.Key, id: h.Term, holder: h.Holder, payload: r.Payload, version: r.Version, on: r.on, vouched: Lineage{Mark: r.stored.Mark()},
 			resumed: &Object{Name: r.Name},
 		}
 		if before := h.unconfirmed; before != nil {
@@ -107,7 +107,7 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 	if settling && !current && (!term.trustLasts() || term.deleteSent.Load()) {
 		return fmt.Errorf("tenure: release %s: a failover of the database has not settled: %w", l.cfg.Key, ErrHeld)
 	}
-	offer := term.offer(offerFor, settling)
+	offer := term.offer(offerFor, settling || term.confirms && !is.isWhole())
 	if offer == nil {
 		return l.remove(ctx, term.currentVersion(), on)
 	}
@@ -119,7 +119,7 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 		obj.Labels = record.WithUnconfirmed(nil, offer.Term, recorded(predecessors))
 	}
 	if on.Mark == is.Mark { // otherwise the next replica that looks decides
-		obj.Labels = record.WithMark(obj.Labels, offer.Term, on.Mark)
+		obj.Labels = record.WithLineage(obj.Labels, offer.Term, on.Mark, "")
 	}
 	_, err = l.put(ctx, obj, IfVersion(term.currentVersion()).OnServer(on.Server, 0))
 	if err == nil || !objects.Answered(err) {

@@ -132,6 +132,7 @@ type keeper struct {
 
 	stopRenewing context.CancelFunc
 	done         sync.WaitGroup
+	urged        sync.Mutex // held during a renewal that a fenced write waits for
 }
 
 // newKeeper returns a keeper that does not renew yet.
@@ -153,6 +154,8 @@ func (k *keeper) start(caller context.Context) {
 	if k.term.local() {
 		return
 	}
+	renew := renewer(func(caller context.Context) error { return k.renewFor(ctx, caller) })
+	k.term.renewer.Store(&renew)
 	k.done.Go(func() {
 		if err := k.keep(ctx); err != nil {
 			k.end(err)
@@ -164,6 +167,24 @@ func (k *keeper) start(caller context.Context) {
 func (k *keeper) stop() {
 	k.stopRenewing()
 	k.done.Wait()
+	k.term.renewer.Store(nil)
+	k.urged.Lock() // until the last renewal that a fenced write waits for has ended
+	defer k.urged.Unlock()
+}
+
+// renewFor renews at once, for a fenced write on a server on which the term was not renewed yet. One renewal serves all
+// that wait for it.
+func (k *keeper) renewFor(ctx, caller context.Context) error {
+	asked := time.Now()
+	k.urged.Lock()
+	defer k.urged.Unlock()
+	if ctx.Err() != nil || k.term.lastAttempt().Mono.After(asked) {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx) // without the caller's values, as every renewal
+	defer cancel()
+	defer context.AfterFunc(caller, cancel)()
+	return k.renew(ctx)
 }
 
 // overdueCause returns why the term was not renewed in time.

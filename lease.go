@@ -255,6 +255,19 @@ func (l *Lease) predecessors(h Holding) []Holding {
 	return slices.DeleteFunc(others, l.isOwn)
 }
 
+// lostHolder returns the holder that a failover may have lost, if a record has that mark; empty: there is none. It may hang, and
+// nobody knows its name. The first term of a lineage confirms that it is gone, unless a holder has gone on over the failover.
+// Later ones find a record or an offer of this lineage.
+func (l *Lease) lostHolder(by caller, on Lineage, mark string) []Holding {
+	if !by.confirms || on.isWhole() || mark == on.Mark {
+		return nil
+	}
+	return []Holding{{Key: l.cfg.Key, Holder: record.Unknown}}
+}
+
+// isWhole reports whether nothing can have been lost before this lineage began.
+func (on Lineage) isWhole() bool { return on.Mark == "" || on.Age >= objects.SettledAge }
+
 // isOwn reports whether a record is that of a term of this replica, whose job has returned.
 func (l *Lease) isOwn(h Holding) bool {
 	_, isOrphan := l.memory.Orphan(h.Term)
@@ -335,7 +348,7 @@ func (r reading) isCurrent() bool { return r.on.Mark == "" || r.stored.Mark() ==
 func (t *Term) mayReassert(r reading, exists bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return r.on.Mark != t.vouched && (!exists || !r.isCurrent() && r.stored.AsRenewed().Version < t.token)
+	return r.on.Mark != t.vouched.Mark && (!exists || !r.isCurrent() && r.stored.AsRenewed().Version < t.token)
 }
 
 // compare is called when a renewal has been answered. If that was the first one in its lineage, and the term owns more
@@ -355,20 +368,30 @@ func (t *Term) compare(ctx context.Context, version int64, on Lineage) error {
 	return compare(ctx, objects.Lineage(on))
 }
 
-// markIn returns the mark with which the record of a valid term is written in a lineage. A session's record keeps its
-// earlier mark until its claims are compared, so that no other process resumes it.
-func (t *Term) markIn(on Lineage) string {
+// saysOf returns what the record of a term says of its lineage: only a session's names the server, for the processes that
+// write under its claims.
+func (l *Lease) saysOf(on Lineage) Lineage {
+	if l.cfg.Key.Type != objects.SessionType {
+		on.Server = ""
+	}
+	return on
+}
+
+// writesIn returns what the record of a valid term is written with in a lineage. A session's record keeps what it says of
+// an earlier one until its claims are compared, so that no other process resumes it, and no claim that the session has lost
+// fences a write.
+func (t *Term) writesIn(on Lineage) Lineage {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.key.Type == objects.SessionType && t.vouched != "" {
+	if t.key.Type == objects.SessionType && t.vouched.Mark != "" && t.vouched.Mark != on.Mark {
 		return t.vouched
 	}
-	return on.Mark
+	return on
 }
 
 // vouchedIn reports whether the term's last answered write was in that lineage.
 func (t *Term) vouchedIn(on Lineage) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.vouched == on.Mark
+	return t.vouched.Mark == on.Mark
 }

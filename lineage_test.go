@@ -3,6 +3,7 @@ package tenure_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -530,5 +531,80 @@ func TestASessionIsRenewedOverAFailoverOnlyWithItsClaims(t *testing.T) {
 		require.NoError(t, lease.Renew(comparing, term))
 		require.Equal(t, 2, compared)
 		require.Greater(t, term.Remaining(), left)
+	})
+}
+
+// The failover has lost the acquire of a holder that hangs. Nobody knows its name, so whoever takes the lease first is asked
+// to cut off whoever it was, and nobody after that.
+func TestAHolderThatAFailoverMayHaveLostIsFencedOnce(t *testing.T) {
+	for _, stands := range []bool{false, true} { // a record of an earlier holder, which has expired
+		t.Run(fmt.Sprint("a record stands: ", stands), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				primary := newPrimary()
+				if stands {
+					kit.MustAcquire(t, failoverLease(t, primary, "earlier"))
+				}
+				promoted := primary.Fork()
+				time.Sleep(failoverTTL)
+				kit.MustAcquire(t, failoverLease(t, primary, "hung"))
+				var said []string
+				run := func(name string) (stop func()) {
+					c, err := tenure.NewCoordinator(failoverLease(t, promoted, name), tenure.CoordinatorConfig{
+						FencePredecessor: func(_ context.Context, prev tenure.Holding) error {
+							said = append(said, name+" fences "+prev.Holder)
+							return nil
+						},
+						Reconcile: func(ctx context.Context) error {
+							said = append(said, name+" works")
+							<-ctx.Done()
+							return nil
+						},
+						Logger: kit.Quiet,
+					})
+					require.NoError(t, err)
+					return kit.RunCoordinator(t, context.Background(), c)
+				}
+				want := []string{"b fences unknown", "b works", "c works"}
+				if stands {
+					want = append([]string{"b fences earlier"}, want...)
+				}
+				for _, name := range []string{"b", "c"} {
+					stop := run(name)
+					time.Sleep(3 * failoverTTL)
+					stop()
+				}
+				require.Equal(t, want, said)
+			})
+		})
+	}
+}
+
+// The former holder was paused, and finds its own record on the new primary.
+func TestAFormerHolderWritesNothingAfterAFailoverThatLosesTheSteal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		primary := newPrimary()
+		store := kit.NewMovable(primary)
+		former := failoverLease(t, store, "former")
+		term := kit.MustAcquire(t, former)
+		promoted := primary.Fork()
+		time.Sleep(failoverTTL)
+		next := kit.NewMovable(primary)
+		lease := failoverLease(t, next, "next")
+		following := kit.MustAcquire(t, lease)
+		require.Greater(t, following.Token(), term.Token())
+		write := func(term *tenure.Term) error {
+			fenced, err := tenure.Fence(promoted, term)
+			require.NoError(t, err)
+			_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "effect", ID: "1"}}, tenure.Unconditional())
+			return err
+		}
+		require.ErrorIs(t, write(term), tenure.ErrMoved)
+		store.Store(promoted)
+		require.ErrorIs(t, former.Renew(t.Context(), term), tenure.ErrDeadline) // it has read the record
+		require.ErrorIs(t, write(term), tenure.ErrMoved)
+		next.Store(promoted)
+		require.NoError(t, lease.Renew(t.Context(), following))
+		require.NoError(t, write(following))
+		require.ErrorIs(t, write(term), tenure.ErrLost)
 	})
 }

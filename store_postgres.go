@@ -180,11 +180,11 @@ func (s *PostgresStore) PutIf(ctx context.Context, obj Object, cond WriteConditi
 }
 
 // resume implements resumer.
-func (s *PostgresStore) resume(ctx context.Context, key Key, term string, on objects.Lineage) (Object, error) {
+func (s *PostgresStore) resume(ctx context.Context, key Key, term, lineage, server string) (Object, error) {
 	if s.fence != nil { // writes have to be fenced, and only PutIf does that
 		return Object{}, ErrNotFound
 	}
-	r, err := s.table.Resume(ctx, objects.ID(key), record.TermPart(term), record.Resumable, []string{record.Requested, record.Final}, on, record.Marked)
+	r, err := s.table.Resume(ctx, objects.ID(key), record.TermPart(term), record.Resumable, []string{record.Requested, record.Final}, record.Marked, lineage, server)
 	if err != nil {
 		return Object{}, opError(ctx, "put", key, err)
 	}

@@ -68,6 +68,7 @@ type Term struct {
 	trusted    time.Duration // TTL − Margin
 	resumed    *Object       // the record of a term that Resume continues; nil: this lease began the term
 	witnessed  bool          // the record names a witness
+	confirms   bool          // whoever takes the lease over confirms that
 
 	stolenFrom   *Holding                  // nil: no replica held the lease
 	predecessors atomic.Pointer[[]Holding] // see unconfirmed
@@ -79,12 +80,13 @@ type Term struct {
 	trust      atomic.Pointer[trust]          // nil: a local term, which no time ends
 	longRun    atomic.Pointer[time.Time]      // when the oldest run of the job began, if the record is to say so; nil: it is not
 	clock      clock.Clock                    // nil for a local term
+	renewer    atomic.Pointer[renewer]        // nil: no keeper renews the term
 
 	mu       sync.Mutex      // guards the fields below; never held across I/O
 	version  int64           // of the object, as far as we know; 0: a failover has lost it
 	greatest int64           // the greatest version that the object had in this term
 	on       Lineage         // the lineage in which the record was last seen
-	vouched  string          // the mark of the lineage of the term's last answered write
+	vouched  Lineage         // of the term's last answered write: Server and Mark
 	moved    bool            // a renewal was the first one in its lineage, and failedOver has not said so
 	rewrote  bool            // the record was lost before that
 	inDoubt  int             // writes that expect this version and have no answer, or none yet
@@ -255,7 +257,7 @@ func (t *Term) extend(version int64, attempt clock.Reading, on Lineage) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.movedTo(version)
-	t.moved, t.vouched = t.moved || t.vouched != on.Mark, on.Mark
+	t.moved, t.vouched = t.moved || t.vouched.Mark != on.Mark, on
 	if !t.Valid() {
 		return false
 	}
@@ -307,7 +309,7 @@ func (t *Term) writing() (attempt clock.Reading, version int64, on Lineage, cond
 	t.inDoubt++
 	cond = IfVersion(t.version)
 	if t.version == 0 {
-		cond = IfAbsent()
+		cond = WriteCondition{objects.Condition{Kind: objects.IfAbsent, Again: true}}
 	}
 	return t.clock(), t.version, t.on, cond.OnServer(t.on.Server, t.greatest)
 }
@@ -342,6 +344,27 @@ func (t *Term) lookedAt() Lineage {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.on
+}
+
+// server returns the server of the term's last answered write. The one on which the record was last seen proves nothing:
+// what was seen may be a record that a failover has brought back.
+func (t *Term) server() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.vouched.Server
+}
+
+// renewer renews a term before its renewal is due.
+type renewer func(ctx context.Context) error
+
+// renewNow renews the term, which lets it write on the server that the store is on now. It reports false if the term is
+// over, or no keeper renews it.
+func (t *Term) renewNow(ctx context.Context) (bool, error) {
+	renew := t.renewer.Load()
+	if renew == nil || !t.Valid() {
+		return false, nil
+	}
+	return true, (*renew)(ctx)
 }
 
 // refused notes that a renewal which expected this version has changed nothing.
@@ -393,7 +416,7 @@ func (t *Term) recognise(known, version int64, request *record.Request) bool {
 
 // offer returns what a release puts in place of the term's record, or nil if it puts nothing there.
 // Each attempt gets the same offer, so that it is recognised if the answer was lost. After a failover
-// only an offer, which shows that the term was valid, frees the lease at once.
+// only an offer, which shows that the term was valid, frees the lease at once, and shows that no holder was lost.
 func (t *Term) offer(lasts time.Duration, failedOver bool) *record.Payload {
 	t.mu.Lock()
 	defer t.mu.Unlock()

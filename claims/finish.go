@@ -46,11 +46,14 @@ func (q *Queue) FinishPostgres(ctx context.Context, claims []Claim, fn func(tx p
 		return q.opError("finish", err)
 	}
 	lost, fnErr, err := table.FinishWith(ctx, rowsOf(claims), q.idle(claims), fn)
+	again := fnErr == nil && errors.Is(err, tenure.ErrMoved) && q.renewedHere(ctx, rowsOf(claims))
 	if len(lost) > 0 { // fn was not called
-		if lost, err = q.endedOf(ctx, lost); err == nil && len(lost) == 0 {
-			if lost, fnErr, err = table.FinishWith(ctx, rowsOf(claims), q.idle(claims), fn); len(lost) > 0 {
-				lost, err = q.endedOrUnchanged(ctx, lost)
-			}
+		lost, err = q.endedOf(ctx, lost)
+		again = err == nil && len(lost) == 0
+	}
+	if again {
+		if lost, fnErr, err = table.FinishWith(ctx, rowsOf(claims), q.idle(claims), fn); len(lost) > 0 {
+			lost, err = q.endedOrUnchanged(ctx, lost)
 		}
 	}
 	return q.finished(claims, lost, fnErr, err)
@@ -91,7 +94,12 @@ func (q *Queue) FinishTx(ctx context.Context, claims []Claim, db *sql.DB, opts *
 	for tries := 0; !begun && isSerialization(err) && tries < 10; tries++ {
 		fnErr, begun, err = q.finishTx(ctx, claims, db, opts, fn)
 	}
-	if err = tenure.FenceError(err); errors.Is(err, tenure.ErrLost) {
+	err = tenure.FenceError(err)
+	if !begun && errors.Is(err, tenure.ErrMoved) && q.renewedHere(ctx, rowsOf(claims)) {
+		fnErr, begun, err = q.finishTx(ctx, claims, db, opts, fn)
+		err = tenure.FenceError(err)
+	}
+	if errors.Is(err, tenure.ErrLost) {
 		lost, lookErr := q.endedOf(ctx, rowsOf(claims))
 		switch {
 		case lookErr != nil:
@@ -282,7 +290,14 @@ func (q *Queue) endBatch(ctx context.Context, batch map[objects.Claim]*finishing
 			}
 		}
 		return nil
-	}, func(row objects.Claim, err error) { answer(row, endingResult{err: err}) })
+	}, func(row objects.Claim, err error) {
+		if errors.Is(err, tenure.ErrMoved) { // endLocked has its session renewed
+			go q.endLocked(ctx, batch[row])
+			delete(batch, row)
+			return
+		}
+		answer(row, endingResult{err: err})
+	})
 	for row := range batch {
 		answer(row, endingResult{err: err})
 	}
@@ -326,6 +341,9 @@ func (q *Queue) endAll(ctx context.Context, how objects.Ending, rows []objects.C
 	defer cancel()
 	for tries := 0; ; tries++ {
 		left, err := q.table.End(ctx, how, rows, limit) // with the full limit: a statement that is cut short might have ended the claims
+		if errors.Is(err, tenure.ErrMoved) && tries == 0 && q.renewedHere(ctx, rows) {
+			continue
+		}
 		if err == nil && len(left) > 0 {
 			lost, err = q.endedOf(ctx, left)
 		}

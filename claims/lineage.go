@@ -233,6 +233,20 @@ func (s *Session) renewNow(ctx context.Context, t *term) error {
 	return nil
 }
 
+// renewedHere has the sessions of claims renewed that are of this process, because the store is on another server than at
+// their last renewal. It reports whether there are any.
+func (q *Queue) renewedHere(ctx context.Context, claims []objects.Claim) (some bool) {
+	asked := make(map[string]bool)
+	for _, c := range claims {
+		if !asked[c.Session] {
+			asked[c.Session] = true
+			again, err := reassert(ctx, c.Session)
+			some = some || again && err == nil
+		}
+	}
+	return some
+}
+
 // withComparison returns a context for renewals of a term. Under it, the first renewal in a lineage compares
 // the term's claims.
 func (s *Session) withComparison(ctx context.Context, t *term) context.Context {
@@ -294,7 +308,9 @@ func (k *kind) compare(ctx context.Context, t *term) error {
 		<-k.turn
 	case <-ctx.Done():
 	}
-	rows, written, ended := k.unseen(ctx, t, k.claimed(t)), 0, []objects.Claim(nil)
+	rows, others := k.unseen(ctx, t, k.claimed(t))
+	k.freeUndone(ctx, t, others)
+	written, ended := 0, []objects.Claim(nil)
 	var failed error // of the last try
 	for tries := 0; ; tries++ {
 		lost, gone, _, err := k.table.judge(ctx, k.name, rows, k.ofRows())
@@ -351,11 +367,14 @@ func (k *kind) claimed(t *term) (rows []objects.Claim) {
 	return rows
 }
 
-// unseen returns the claims of a term that no row of its session shows. These are few, and to read the
-// session's rows in order is far faster than to look at the row of each claim.
-func (k *kind) unseen(ctx context.Context, t *term, claims []objects.Claim) []objects.Claim {
-	seen := make(map[string]int64, len(claims))
-	for after, more := "", len(claims) > 0; more; {
+// unseen returns the claims of a term that no row of its session shows, and the rows that show others. These are few, and
+// to read the session's rows in order is far faster than to look at the row of each claim.
+func (k *kind) unseen(ctx context.Context, t *term, claims []objects.Claim) (unseen, others []objects.Claim) {
+	seen, known := make(map[string]int64, len(claims)), make(map[string]int64, len(claims))
+	for _, c := range claims {
+		known[c.ID] = c.Token
+	}
+	for after, more := "", true; more; {
 		var rows []objects.Claim
 		var err error
 		if rows, more, err = k.table.owned(ctx, k.name, t.id, after); err != nil {
@@ -363,9 +382,32 @@ func (k *kind) unseen(ctx context.Context, t *term, claims []objects.Claim) []ob
 		}
 		for _, r := range rows {
 			seen[r.ID], after = r.Token, r.ID
+			if known[r.ID] != r.Token {
+				others = append(others, r)
+			}
 		}
 	}
-	return slices.DeleteFunc(claims, func(c objects.Claim) bool { return seen[c.ID] == c.Token })
+	return slices.DeleteFunc(claims, func(c objects.Claim) bool { return seen[c.ID] == c.Token }), others
+}
+
+// freeUndone frees rows whose release the failover has undone. Once the session's record names the new primary, its
+// claims fence writes there, and another session may have claimed these since.
+func (k *kind) freeUndone(ctx context.Context, t *term, rows []objects.Claim) {
+	if len(rows) == 0 {
+		return
+	}
+	select {
+	case k.turn <- struct{}{}:
+		defer func() { <-k.turn }()
+	case <-ctx.Done():
+		return
+	}
+	k.s.mu.Lock()
+	l := k.ledger
+	k.s.mu.Unlock()
+	if l != nil && l.term == t {
+		_, _ = k.reclaim(l, rows) // the next look at all rows finds what can't be freed now
+	}
 }
 
 // judge divides claims, by their rows, into those that a failover has lost, those that have ended, and those

@@ -437,6 +437,7 @@ func race(w *world, db *sql.DB, level sql.IsolationLevel, placeholder string, tr
 	var committed, refused int
 	for trial := range trials {
 		id, first, next := fmt.Sprint(level, trial), fmt.Sprint("first ", level, trial), fmt.Sprint("next ", level, trial)
+		kit.Put(w, w.store, tenure.Object{Key: claims.SessionKey(first)})
 		rows, err := w.table.Take(ctx, first, "tenant", nil, nil, []string{id}, kit.Patience)
 		require.NoError(w, err)
 		c := claims.Claim{Key: tenure.Key{Type: "tenant", ID: id}, Session: first, Token: rows[0].Token}
@@ -464,8 +465,7 @@ func race(w *world, db *sql.DB, level sql.IsolationLevel, placeholder string, tr
 			}
 		})
 		time.Sleep(rand.N(8 * time.Millisecond))
-		// The record of the first session never was: it is gone. Half of the claims find the row
-		// freed, the others take it.
+		// Half of the claims find the row freed, the others take it as that of a session that is gone.
 		if trial%4 < 2 {
 			_, err = w.table.Free(ctx, first, "tenant", []string{id}, []int64{c.Token}, objects.Freeing{}, 10*time.Second)
 			require.NoError(w, err)

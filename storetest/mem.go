@@ -165,12 +165,21 @@ func (m *Mem) Fence(guard tenure.Guard) (tenure.Store, error) {
 }
 
 // checkTerm returns [tenure.ErrLost] if the writes are fenced by a term whose record is no
-// longer in the store. The caller holds the lock.
+// longer in the store, and [tenure.ErrMoved] if the term was not renewed on this server. The caller holds the lock.
 func (m *Mem) checkTerm() error {
-	if m.term == nil || bytes.Equal(m.objects[m.term.Key()].Payload, m.term.Record()) {
+	if m.term == nil {
 		return nil
 	}
-	return &tenure.LostError{Key: m.term.Key()}
+	fence, err := m.term.Fence()
+	switch {
+	case err != nil:
+		return err
+	case !bytes.Equal(m.objects[m.term.Key()].Payload, m.term.Record()):
+		return &tenure.LostError{Key: m.term.Key()}
+	case fence.Server() != "" && fence.Server() != m.lineage.server:
+		return tenure.ErrMoved
+	}
+	return nil
 }
 
 // List returns copies of at most limit objects of a type, sorted by the bytes of

@@ -114,7 +114,8 @@ func (e *Conflict) Is(target error) bool { return target == ErrConflict }
 // FenceLost is part of the error with which a fence statement fails on Postgres.
 const FenceLost = "tenure: the term is over; records that stand: "
 
-// Moved is part of the error with which a statement that names another server fails on Postgres.
+// Moved is part of the error with which a statement fails on Postgres that names another server, or that depends on a
+// right whose record does.
 const Moved = "tenure: another server than the one that was looked at: "
 
 // PutConflict is part of the error with which a put statement fails on Postgres.
@@ -127,6 +128,9 @@ func IsFenceFailure(err error) bool {
 	text := err.Error()
 	return strings.Contains(text, FenceLost) || strings.Contains(text, TombstonesSuffix+".resource_version")
 }
+
+// IsMoved reports whether a statement has failed with the text [Moved].
+func IsMoved(err error) bool { return strings.Contains(err.Error(), Moved) }
 
 // ValidText rejects text that Postgres can't store in a text column.
 func ValidText(what, s string) error {

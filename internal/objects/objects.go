@@ -57,6 +57,10 @@ type Condition struct {
 
 	Server string // on which the write must happen; empty: on any
 	Least  int64  // the write's version is above this one
+
+	// Again says, with IfAbsent, that the object is written again because a failover has lost it. The write is refused if
+	// an object with a version above Least has been deleted since: a late one must not bring back what others have followed.
+	Again bool
 }
 
 // SettledAge is the age of a mark before which nothing can have been lost.
@@ -84,12 +88,13 @@ type Fence struct {
 	Record []byte // of a lease: the payload that must stand
 	Claim  *Claim // of a claim: the row that must stand as it is; nil: the fence is a lease's
 
-	// Server returns the server on which the lease's record was last seen. On another server the record may be
-	// missing because a failover has lost it. Empty: unknown. Nil for a claim.
+	// Server returns the server of the term's last answered write. On another server the record may be missing
+	// because a failover has lost it. Empty: unknown. Nil for a claim.
 	Server func() string
 
-	// Reassert is for a claim that a failover has lost, as its row shows. It returns when the session has rewritten
-	// what it could, or has ended. It reports false if the session does not belong to this process. Nil for a lease.
+	// Reassert renews the right at once, because the store is on another server than at the last renewal. It returns
+	// when what a failover has lost is written again, as far as possible, or the right has ended. It reports false if
+	// this process does not renew the right.
 	Reassert func(ctx context.Context) (again bool, err error)
 
 	// Idle is how long a transaction may idle before the server ends it.
@@ -113,11 +118,11 @@ func (f *Fence) OfKey() bool { return f != nil && f.Claim != nil && !f.Claim.Row
 
 // Statement returns one of two statements, the one for a record or the one for a claim in the claims' table,
 // with its arguments.
-func (f *Fence) Statement(ofRecord, ofClaim string) (statement string, args []any) {
+func (f *Fence) Statement(ofRecord, ofClaim string, recordArgs func(*Fence) []any) (statement string, args []any) {
 	if c := f.Claim; c != nil {
 		return ofClaim, []any{c.Kind, c.ID, c.Session, c.Token}
 	}
-	return ofRecord, []any{f.ID.Type, f.ID.ID, f.Record}
+	return ofRecord, recordArgs(f)
 }
 
 // Table is a table of objects, in either database.

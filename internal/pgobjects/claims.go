@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -207,8 +206,8 @@ const (
 
 	// claimFence locks the row of the claim, which the next owner has to update. All the writers of
 	// a session would otherwise lock the session's record.
-	claimFence = failUnlessOne + `(
-			SELECT 1 FROM {claims} WHERE kind = $1 AND id = $2 AND session = $3 AND token = $4 FOR SHARE) held`
+	claimFence = failUnlessHere + `(
+			SELECT ` + sessionIsHere + `$3) AS here FROM {claims} WHERE kind = $1 AND id = $2 AND session = $3 AND token = $4 FOR SHARE) held`
 )
 
 // longestKey is the most bytes that the columns of a key may have together: an index entry has at most
@@ -427,5 +426,5 @@ const elseMoved = `, CASE ` + server + ` WHEN $3 THEN 0 ELSE ('` + objects.Moved
 
 func isMoved(err error) bool {
 	var refused *pgconn.PgError
-	return errors.As(err, &refused) && strings.Contains(refused.Message, objects.Moved)
+	return errors.As(err, &refused) && objects.IsMoved(refused)
 }

@@ -162,7 +162,7 @@ func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any, 
 	if err != nil {
 		return "", nil, err
 	}
-	query, args = fence.Statement(recordFence, claimFence)
+	query, args = fence.Statement(recordFence, claimFence, recordFenceArgs)
 	return n.in(query), args, nil
 }
 
@@ -224,7 +224,7 @@ type check struct {
 
 func (t *Table) checkOf(ctx context.Context, found *setup, fence *objects.Fence) (*check, error) {
 	if !fence.OfRow() {
-		text, args := fence.Statement(recordFence, claimFence)
+		text, args := fence.Statement(recordFence, claimFence, recordFenceArgs)
 		return &check{Statement: pgconns.Statement{SQL: found.in(text), Args: args}}, nil
 	}
 	r, err := t.rows.Of(fence.Claim)
@@ -252,12 +252,15 @@ func (c *check) renewed(ctx context.Context, err error) bool {
 	return true
 }
 
-// isRefusal reports whether a transaction failed because its fence did not hold.
-func isRefusal(err error) bool { return err != nil && objects.IsFenceFailure(err) }
+// isRefusal reports whether a transaction failed because its fence did not hold, or does not hold on this server.
+func isRefusal(err error) bool { return err != nil && (objects.IsFenceFailure(err) || isMoved(err)) }
 
 // fencedOut explains the failure of a transaction that the server has rolled back: it
 // returns the fence's own error unless the fence still holds.
 func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error) error {
+	if isMoved(cause) {
+		return t.Moved(ctx, fence, cause)
+	}
 	now, stands, err := t.read(ctx, fence)
 	if !stands && fence.Claim != nil {
 		stands, err = t.Reasserted(ctx, fence)
@@ -265,8 +268,10 @@ func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error
 	switch {
 	case err == nil && stands && !isRefusal(cause): // it idled too long
 		return cause
-	case err == nil && (stands || t.isElsewhere(ctx, fence)): // what a failover had lost has been written again, or may be
+	case err == nil && stands: // what a failover had lost has been written again
 		return fmt.Errorf("%w (%w)", objects.ErrMoved, cause)
+	case err == nil && t.isElsewhere(ctx, fence): // or may be
+		return t.Moved(ctx, fence, cause)
 	case err == nil:
 		return fence.Refused(now, nil)
 	case isRefusal(cause): // lost, but nothing is known of the current holder
@@ -276,7 +281,14 @@ func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error
 	}
 }
 
-// isElsewhere reports whether the table is now on a server that the fence's lease does not know. If the record is
+// Moved returns the error of a fence whose right was not renewed on this server. It has that done first, if this process
+// renews the right, so that the next attempt succeeds.
+func (t *Table) Moved(ctx context.Context, fence *objects.Fence, cause error) error {
+	_, err := fence.Reassert(ctx)
+	return fmt.Errorf("%w (%w)", objects.ErrMoved, cmp.Or(err, cause))
+}
+
+// isElsewhere reports whether the table is now on another server than at the last renewal of the fence's lease. If the record is
 // missing there, its holder may write it again.
 func (t *Table) isElsewhere(ctx context.Context, fence *objects.Fence) bool {
 	if fence.Server == nil || fence.Server() == "" {
@@ -297,8 +309,20 @@ func (t *Table) Reasserted(ctx context.Context, fence *objects.Fence) (bool, err
 	if again, failed := fence.Reassert(ctx); !again || failed != nil {
 		return false, cmp.Or(failed, err)
 	}
-	row, _, err = t.rowOf(ctx, c)
-	return isOf(row, c), err
+	return t.stands(ctx, c)
+}
+
+// stands reports whether the row of a claim carries it, and its session has a record.
+func (t *Table) stands(ctx context.Context, c *objects.Claim) (bool, error) {
+	row, _, err := t.rowOf(ctx, c)
+	if err != nil || row.Session != c.Session || row.Token != c.Token {
+		return false, err
+	}
+	_, err = t.Get(objects.WithLeaseCall(ctx), objects.ID{Type: objects.SessionType, ID: c.Session})
+	if errors.Is(err, objects.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // rowOf returns the row of a claim as it is.
@@ -316,16 +340,11 @@ func (t *Table) rowOf(ctx context.Context, c *objects.Claim) (row objects.Claim,
 	return rows[0], true, nil
 }
 
-// isOf reports whether a row still carries the claim.
-func isOf(row objects.Claim, c *objects.Claim) bool {
-	return row.Session == c.Session && row.Token == c.Token
-}
-
 // read reports whether what a fence depends on stands, and returns the current record.
 func (t *Table) read(ctx context.Context, fence *objects.Fence) (now *objects.Row, stands bool, err error) {
 	if fence.Claim != nil {
-		row, _, err := t.rowOf(ctx, fence.Claim)
-		return nil, isOf(row, fence.Claim), err
+		stands, err := t.stands(ctx, fence.Claim)
+		return nil, stands, err
 	}
 	switch now, err := t.Get(objects.WithLeaseCall(ctx), fence.ID); {
 	case err == nil:

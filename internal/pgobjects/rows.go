@@ -80,7 +80,8 @@ const (
 	rowColumns = `{id}::text, coalesce({session}, ''), coalesce({token}, 0), {attempts}`
 	givenRows  = `{id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND EXISTS (
 					SELECT FROM unnest($1::text[]::{type}[], $2::text[], $3::bigint[]) tenure_given(id, session, token)
-					WHERE tenure_given.id = r.{id} AND r.{session} IS NOT DISTINCT FROM tenure_given.session AND tenure_given.token = r.{token})`
+					WHERE tenure_given.id = r.{id} AND r.{session} IS NOT DISTINCT FROM tenure_given.session AND tenure_given.token = r.{token}
+						AND tenure_given.session = ANY(` + sessionsHere + `))`
 
 	// An UPDATE returns its rows in any order. If a column of the result had the same name as
 	// one of the table, ORDER BY would mean the result's.
@@ -152,11 +153,15 @@ const (
 			UPDATE {rows} SET {requested} = {token} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_owned)) AND {session} IS NOT NULL
 			RETURNING ` + rowColumns
 	// rowFence locks the row, which any session that frees or takes it has to update.
-	rowFence = failUnlessOne + `(
-			SELECT 1 FROM {rows} WHERE {id} = $1::text::{type} AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3 FOR SHARE) held`
+	rowFence = failUnlessHere + `(
+			SELECT ` + sessionIsHere + `$2) AS here FROM {rows} WHERE {id} = $1::text::{type} AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3 FOR SHARE) held`
+	// The sessions, not those of the rows, because the planner evaluates this once, and no index on the session can serve it.
+	sessionsHere = `ARRAY(SELECT o.id FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = ANY($2::text[])
+					AND CASE WHEN ` + isHere + ` THEN true ELSE ('` + objects.Moved + `' || {server})::int = 0 END)`
 	endRow = `
 				UPDATE {rows} SET {set}
 				WHERE {id} = $1::text::{type} AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3
+					AND CASE ` + sessionIsHere + `$2) WHEN true THEN true WHEN false THEN ('` + objects.Moved + `' || {server})::int = 0 ELSE false END
 				RETURNING {id}::text, '', {token}, 0{more}`
 	endRows = `
 				UPDATE {rows} r SET {set}

@@ -52,6 +52,9 @@ func (r *Rows) End(ctx context.Context, how objects.Ending, claims []objects.Cla
 	}
 	text, args := endingSQL(how, claims)
 	ended, err := r.send(ctx, limit, 0, s, text, args...)
+	if errors.Is(err, objects.ErrMoved) {
+		err = &objects.Refused{Cause: err} // the sessions of other rows may be renewed here
+	}
 	if err != nil {
 		return nil, invalidID(err)
 	}
@@ -75,6 +78,9 @@ func (r *Rows) end(ctx context.Context, how objects.Ending, claims []objects.Cla
 		if sent || fnErr != nil { // fn was called
 			break
 		}
+	}
+	if isMoved(err) {
+		err = objects.ErrMoved
 	}
 	return lost, fnErr, r.claims.table.setups.explain(invalidID(err))
 }
@@ -189,26 +195,38 @@ func invalidID(err error) error {
 // EndStatement returns a statement that ends the claim of a row as Finish does, or fails. It does I/O only if
 // it is not yet known in which schema the table is.
 func (r *Rows) EndStatement(c objects.Claim) (query string, args []any, err error) {
-	schema, err := r.place(context.Background())
+	texts, err := r.placedTexts()
 	if err != nil {
 		return "", nil, err
 	}
-	return newRowTexts(r.cfg, rowFacts{schema: schema}).In(`
+	return texts.In(`
 		WITH tenure_ended AS (
 			UPDATE {rows} SET {session} = NULL{unexpired}{done}
-			WHERE {id} = $1 AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3 RETURNING 1)`) + failUnlessOne + `tenure_ended`,
+			WHERE {id} = $1 AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3 RETURNING ` + sessionIsHere + `$2) AS here)` + failUnlessHere + `tenure_ended`),
 		rowArgs(&c), nil
 }
 
 // FenceStatement returns a statement that fails unless a claim stands. It does I/O only where EndStatement
 // does.
 func (r *Rows) FenceStatement(c *objects.Claim) (query string, args []any, err error) {
-	schema, err := r.place(context.Background())
+	texts, err := r.placedTexts()
 	if err != nil {
 		return "", nil, err
 	}
-	anyType := strings.Replace(rowFence, "::text::{type}", "", 1)
-	return newRowTexts(r.cfg, rowFacts{schema: schema}).In(anyType), rowArgs(c), nil
+	return texts.In(strings.Replace(rowFence, "::text::{type}", "", 1)), rowArgs(c), nil
+}
+
+// placedTexts returns the texts of statements for transactions of the caller's.
+func (r *Rows) placedTexts() (*objects.Texts, error) {
+	schema, err := r.place(context.Background())
+	if err != nil {
+		return nil, err
+	}
+	own, err := r.claims.table.placed()
+	if err != nil {
+		return nil, err
+	}
+	return newRowTexts(r.cfg, rowFacts{schema: schema, objects: own.tables[objects.TableOfObjects]}), nil
 }
 
 func rowArgs(c *objects.Claim) []any { return []any{c.ID, c.Session, c.Token} }

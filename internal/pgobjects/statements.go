@@ -77,13 +77,30 @@ func words() []string {
 // sees it, and makes the next takeover wait for the commit. Without a lock, or with FOR KEY SHARE,
 // stale writes would get through. Renewals wait for this lock too, so the check must come at the
 // end of the transaction.
-const recordFence = failUnlessOne + `(
-			SELECT 1 FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`
+const recordFence = failUnlessHere + `(
+			SELECT $4::bigint = 0 OR {server} = $4::bigint AS here FROM {objects} WHERE object_type = $1 AND id = $2 AND payload = $3 FOR SHARE) held`
 
-// failUnlessOne fails unless there is one row, with a text that explains the failure in the server's
-// log. The planner would cast a constant before the rows are counted; it can't cast this text.
-const failUnlessOne = `
-			SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('` + objects.FenceLost + `' || count(*))::int END FROM `
+// recordFenceArgs returns the arguments of recordFence. The last one is the server of the term's last answered write: a
+// failover brings back records of terms that others have followed, and what such a term writes on the new primary would be
+// late.
+func recordFenceArgs(fence *objects.Fence) []any {
+	return []any{fence.ID.Type, fence.ID.ID, fence.Record, serverOf(fence.Server())}
+}
+
+// isHere reports whether the last write of a session to its record o was on this start of this server, as the record says:
+// any process may write under a claim. A record that names no server is of a version of this library that named none, or
+// in a database that loses nothing.
+const isHere = `(strpos(coalesce(o.labels->>'tenure.lineage', ''), '"server":') = 0 OR strpos(o.labels->>'tenure.lineage', '"server":"' || {server} || '"') > 0)`
+
+// sessionIsHere is the same for the session that the parameter which follows names; NULL: it has no record. The record needs no
+// lock: on one server it ceases to name the server only when another session may take the row, which is locked.
+const sessionIsHere = `(SELECT ` + isHere + ` FROM {objects} o WHERE o.object_type = '` + objects.SessionType + `' AND o.id = `
+
+// failUnlessHere fails unless there is one row, and the right was renewed on this server, with a text that explains the failure
+// in the server's log. The planner would cast a constant before the rows are counted; it can't cast this text.
+const failUnlessHere = `
+			SELECT CASE WHEN count(here) <> 1 THEN ('` + objects.FenceLost + `' || count(here))::int
+				WHEN bool_and(here) THEN 1 ELSE ('` + objects.Moved + `' || {server})::int END FROM `
 
 // The statements name every column, and a conflict target only of our own tombstones: the
 // table may be another program's, with more columns and other keys.
@@ -119,7 +136,8 @@ const (
 			INSERT INTO {objects} (object_type, id, name, labels, payload, created_at_ms, updated_at_ms, resource_version)
 			SELECT $1, $2, $3, $4::jsonb, $5, {now_ms}, {now_ms}, greatest({now_us}, $7::bigint + 1,
 				(SELECT resource_version + 1 FROM {tombstones} WHERE object_type = $1 AND id = $2 AND resource_version < {version_limit}))
-			WHERE ` + onServer6 + `
+			WHERE ` + onServer6 + ` AND NOT ($8::boolean AND EXISTS (
+				SELECT FROM {tombstones} WHERE object_type = $1 AND id = $2 AND resource_version > $7::bigint))
 			ON CONFLICT DO NOTHING
 			RETURNING resource_version, created_at_ms, updated_at_ms`
 	// Returns the version of the stored object, or 0 if there is none. Fails if that is the object

@@ -99,14 +99,14 @@ func (t *Table) replace(ctx context.Context, found *setup, obj objects.Row, cond
 }
 
 // Resume renews an object unchanged, in one round trip, if its payload contains part, and if it has the first label, none
-// of the others, and the lineage's mark in markLabel. Otherwise it returns [objects.ErrNotFound].
-func (t *Table) Resume(ctx context.Context, id objects.ID, part []byte, label string, others []string, on objects.Lineage, markLabel string) (objects.Row, error) {
+// of the others, and if lineageLabel contains lineage. Otherwise it returns [objects.ErrNotFound].
+func (t *Table) Resume(ctx context.Context, id objects.ID, part []byte, label string, others []string, lineageLabel, lineage, server string) (objects.Row, error) {
 	ctx, cancel := objects.Limited(ctx)
 	defer cancel()
 	r := objects.Row{ID: id}
 	err := t.setups.write(ctx, func(found *setup) error {
 		return t.write(ctx, &t.groups.replace, &write{found: found, id: id, statements: []pgconns.Statement{{
-			SQL: found.in(resumeObject), Args: []any{id.Type, id.ID, part, label, others, on.Mark, markLabel, serverOf(on.Server)},
+			SQL: found.in(resumeObject), Args: []any{id.Type, id.ID, part, label, others, lineage, lineageLabel, serverOf(server)},
 			Dest: []any{&r.Name, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated},
 		}}})
 	})
@@ -124,7 +124,7 @@ func (t *Table) create(ctx context.Context, found *setup, obj objects.Row, cond 
 	if found.tombstones && fence == nil {
 		var stands int64
 		err := t.write(ctx, &t.groups.create, &write{found: found, id: id, size: sizeOf(obj), statements: []pgconns.Statement{
-			{SQL: found.in(insertNumbered), Args: append(args, cond.Least), Dest: dest},
+			{SQL: found.in(insertNumbered), Args: append(args, cond.Least, cond.Again), Dest: dest},
 			{SQL: found.in(checkNumber), Args: []any{id.Type, id.ID}, Dest: []any{&stands, nil}},
 		}})
 		switch {
@@ -186,7 +186,7 @@ func (t *Table) alone(ctx context.Context, w *write) error {
 		if isRefusal(err) {
 			err = t.fencedOut(ctx, w.fence, err)
 		}
-		if tries > 0 || w.fence.Claim == nil || !errors.Is(err, objects.ErrMoved) { // else the claim stands again
+		if tries > 0 || !errors.Is(err, objects.ErrMoved) { // else the right stands again
 			return err
 		}
 	}

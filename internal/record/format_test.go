@@ -35,7 +35,7 @@ func TestThePayloadAndTheLabelsOfALeaseStayAsTheyAre(t *testing.T) {
 		object.WithRequest(term, ""), object.WithRequest(term, "replica-b"),
 		record.WithUnconfirmed(object.Labels, term, []record.Holding{before}),
 		object.AsResumed(term), record.WithSeal(object.Labels, term), record.WithRunning(object.Labels, term, at),
-		record.WithMark(object.Labels, term, "7GQX2LJ4MZVKTWNB5RHDCEYAU3"),
+		record.WithLineage(object.Labels, term, "7GQX2LJ4MZVKTWNB5RHDCEYAU3", "1767323040123456"),
 	} {
 		for name, text := range labels {
 			if strings.HasPrefix(name, record.Reserved) {

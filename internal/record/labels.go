@@ -194,19 +194,29 @@ func (o Object) runningSince() time.Time {
 
 // lineage is the content of the label with that name.
 type lineage struct {
-	Term string `json:"term"` // another program may keep the label in a record of its own
-	Mark string `json:"mark"`
+	Term   string `json:"term"` // another program may keep the label in a record of its own
+	Mark   string `json:"mark"`
+	Server string `json:"server,omitempty"` // its start; only in the record of a session, but not of an earlier version
 }
 
-// WithMark returns labels with the mark of the lineage in which a valid term writes its record.
-func WithMark(labels map[string]string, term, mark string) map[string]string {
+// WithLineage returns labels with the mark of the lineage in which a valid term writes its record and, if it is not empty,
+// the server on which that write must happen.
+func WithLineage(labels map[string]string, term, mark, server string) map[string]string {
 	if mark == "" {
 		return labels
 	}
-	return withReserved(labels, lineageLabel, lineage{Term: term, Mark: mark})
+	return withReserved(labels, lineageLabel, lineage{Term: term, Mark: mark, Server: server})
 }
 
-// Mark returns the mark that WithMark has written, or "".
+// LineagePart returns a part of the label that WithLineage writes for that mark and server; empty if there is no
+// mark.
+func LineagePart(mark, server string) string {
+	label := WithLineage(nil, "", mark, server)[lineageLabel]
+	_, part, _ := strings.Cut(label, `"mark":`)
+	return part
+}
+
+// Mark returns the mark that WithLineage has written, or "".
 func (o Object) Mark() string {
 	var l lineage
 	if !reserved(o, lineageLabel, &l) || !o.IsOf(l.Term) {

@@ -184,7 +184,7 @@ func (t *Table) FenceStatement(fence *objects.Fence) (query string, args []any, 
 		}
 		return r.texts.In(rowFenceStatement), rowArgs(fence.Claim), nil
 	}
-	query, args = fence.Statement(recordFenceStatement, claimFenceStatement)
+	query, args = fence.Statement(recordFenceStatement, claimFenceStatement, recordArgs)
 	return t.in(query), args, nil
 }
 
@@ -218,7 +218,7 @@ func (t *Table) write(ctx context.Context, fence *objects.Fence, fn func(*sql.Tx
 // unless that was done before.
 func (t *Table) checkOf(ctx context.Context, fence *objects.Fence) (check *sql.Stmt, args []any, err error) {
 	if !fence.OfRow() {
-		query, args := fence.Statement(recordFence, claimFence)
+		query, args := fence.Statement(recordFence, claimFence, recordArgs)
 		kept := &t.check
 		if fence.OfKey() {
 			kept = &t.checkClaim
@@ -235,6 +235,8 @@ func (t *Table) checkOf(ctx context.Context, fence *objects.Fence) (check *sql.S
 	}
 	return check, rowArgs(fence.Claim), err
 }
+
+func recordArgs(fence *objects.Fence) []any { return []any{fence.ID.Type, fence.ID.ID, fence.Record} }
 
 func rowArgs(c *objects.Claim) []any { return []any{c.ID, c.Session, c.Token} }
 

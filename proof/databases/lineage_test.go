@@ -336,3 +336,24 @@ func TestWhereAFailoverLosesNothingNobodyWaits(t *testing.T) {
 	_, err = lease(standby).Resume(t.Context(), next.ID(), next.Token())
 	require.NoError(t, err)
 }
+
+// A write of a lost record was given up, and comes after another term has begun and was released.
+func TestARecordIsNotWrittenAgainAfterALaterOneWasDeleted(t *testing.T) {
+	t.Parallel()
+	store := kit.OpenPostgres(t, kit.PostgresURL(t), tenure.PostgresConfig{})
+	kit.Migrate(t, store)
+	on, err := store.Lineage(t.Context())
+	require.NoError(t, err)
+	table, id := store.Backend().(objects.Table), objects.ID{Type: "lease", ID: "a"}
+	write := func(least int64) (objects.Row, error) {
+		cond := objects.Condition{Kind: objects.IfAbsent, Server: on.Server, Least: least, Again: true}
+		return table.Put(t.Context(), objects.Row{ID: id, Labels: []byte("{}"), Payload: []byte("lost")}, cond, nil)
+	}
+	later, err := write(1)
+	require.NoError(t, err)
+	require.NoError(t, table.Delete(t.Context(), id, later.Version, nil, false))
+	_, err = write(later.Version - 1)
+	require.ErrorIs(t, err, objects.ErrExists)
+	_, err = write(later.Version)
+	require.NoError(t, err)
+}

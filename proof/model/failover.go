@@ -3,7 +3,7 @@ package main
 import "fmt"
 
 // This model is of one lease over failovers: servers of which one is promoted although it lacks what the old primary
-// acknowledged last (docs/failovers.md, F1 to F3). Package lease has the rules within a lineage; here they are
+// acknowledged last (docs/protocol.md, F1 to F4). Package lease has the rules within a lineage; here they are
 // simpler, and without handovers. Time is in ticks. A server's clock has clk units in a tick, and a version is at least
 // that clock.
 
@@ -31,6 +31,7 @@ type withoutFailover struct {
 	aboveOwn                         bool // what is written again is above all versions of its term
 	validVouches                     bool // a term that is over proves nothing
 	requestProves                    bool // a request proves nothing
+	fenceNames                       bool // the server
 }
 
 // failoverFaults are how often each may still happen.
@@ -41,6 +42,7 @@ type failoverFaults struct {
 type (
 	failoverRecord struct {
 		holder, term, version int32 // holder 0: there is none, or it was released
+		token                 int32 // of the term
 		ttl, mark, renewed    int32
 	}
 	failoverServer struct {
@@ -52,12 +54,13 @@ type (
 		kind                    callKind
 		ran, did                bool
 		server, ranOn, mark     int32 // the server's start that it names, and the mark that its sender knows
-		term, ttl, sent         int32
+		term, token, ttl, sent  int32
 		expects, above, version int32 // expects 0: there must be no record; of a mark: the mark before
 	}
 	failoverProcess struct {
 		term, over, token, version, end int32
 		server, mark, settled           int32 // which start it knows, and until when records of older lineages have to wait
+		answered                        int32 // the start on which the last answered write of the term, or of the one before, was
 		call                            failoverCall
 	}
 	failoverState struct {
@@ -137,12 +140,18 @@ func (r *failoverRules) run(s *failoverState, c *failoverCall, i int) {
 	}
 	now := r.clock(s, i)
 	next := max(v.record.version+1, now*clk, c.above)
-	held := failoverRecord{1, c.term, next, c.ttl, c.mark, now}
+	held := failoverRecord{1, c.term, next, c.token, c.ttl, c.mark, now}
+	if c.kind == callBegin {
+		held.token = next
+	}
 	is := v.record.holder != 0 && v.record.version == c.expects
 	switch c.kind {
 	case callBegin, callReassert:
 		if !is && (c.expects != 0 || v.record.holder != 0) {
 			return
+		}
+		if c.kind == callReassert && c.expects == 0 && v.record.version >= c.above && c.above > 0 {
+			return // another term has been there, and has been released
 		}
 		v.record = held
 	case callRenew:
@@ -170,6 +179,24 @@ func (r *failoverRules) run(s *failoverState, c *failoverCall, i int) {
 	c.did, c.version = true, next
 }
 
+// late reports whether a server accepts a fenced write of a term after a later one has begun. The holder of the term may
+// be paused, so it can write at any time.
+func (r *failoverRules) late(s *failoverState) bool {
+	for i, v := range s.servers[:r.servers] {
+		if v.role != primary || v.record.holder == 0 || v.record.token >= s.greatest {
+			continue
+		}
+		for k := range r.processes {
+			p := &s.processes[k]
+			isOf := v.record.term == p.term || p.term == 0 && v.record.term == p.over
+			if isOf && (p.answered == r.start(s, i) || r.without.fenceNames) { // F4
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // hear gives process k the answer to its statement. It returns what is violated.
 func (r *failoverRules) hear(s *failoverState, k int) (bad string) {
 	p := &s.processes[k]
@@ -187,14 +214,14 @@ func (r *failoverRules) hear(s *failoverState, k int) (bad string) {
 		if s.now >= end { // a late yes is a no
 			return ""
 		}
-		p.term, p.token, p.version, p.end = c.term, c.version, c.version, end
+		p.term, p.token, p.version, p.end, p.answered = c.term, c.version, c.version, end, c.ranOn
 		if c.version <= s.greatest {
 			bad = fmt.Sprintf("the token of P%d's term is not above that of an earlier one", k+1)
 		}
 		s.greatest = max(s.greatest, c.version)
 	case callRenew, callReassert:
 		if p.version = c.version; s.trusts(k) && c.term == p.term {
-			p.end = max(p.end, end)
+			p.end, p.answered = max(p.end, end), c.ranOn
 		}
 	}
 	return bad
@@ -229,7 +256,7 @@ func (r *failoverRules) look(s *failoverState, k, i int) (c failoverCall, ok boo
 	}
 	current := record.mark == v.mark // written by one that knew this mark
 	if s.trusts(k) {
-		c.term = p.term
+		c.term, c.token = p.term, p.token
 		switch {
 		case record.holder != 0 && record.term == p.term: // renewals were lost, or somebody asks: the next renewal goes on from here
 			p.version = record.version

@@ -15,6 +15,9 @@ func (r *failoverRules) next(s failoverState, emit func(func() string, failoverS
 				holder = k + 1
 			}
 		}
+		if bad == "" && r.late(&to) {
+			bad = "a fenced write would be late"
+		}
 		emit(func() string { return fmt.Sprintf(format, args...) }, to, bad)
 	}
 	n := s
@@ -83,7 +86,7 @@ func (r *failoverRules) steps(s failoverState, k int, put func(failoverState, st
 			}
 		}
 		if s.trusts(k) && p.server != 0 {
-			c := failoverCall{kind: callRenew, server: p.server, mark: p.mark, term: p.term, ttl: r.ttl(k), expects: p.version, sent: s.now}
+			c := failoverCall{kind: callRenew, server: p.server, mark: p.mark, term: p.term, token: p.token, ttl: r.ttl(k), expects: p.version, sent: s.now}
 			if r.knowsNoLineages(k) {
 				c.server, c.mark = 0, 0
 			}

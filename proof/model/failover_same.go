@@ -36,6 +36,7 @@ func (r *failoverRules) same(s failoverState) failoverState {
 		} else {
 			version(&c.expects)
 		}
+		version(&c.token)
 		version(&c.above)
 		version(&c.version)
 	}
@@ -51,8 +52,9 @@ func (r *failoverRules) same(s failoverState) failoverState {
 		version(&record.version)
 		name(&record.mark, &marks)
 		if record.holder == 0 {
-			record.term, record.ttl, record.renewed = 0, 0, 0
+			record.term, record.ttl, record.renewed, record.token = 0, 0, 0, 0
 		} else {
+			version(&record.token)
 			name(&record.term, &terms)
 			moved(&record.renewed)
 		}
@@ -75,6 +77,9 @@ func (r *failoverRules) same(s failoverState) failoverState {
 			name(&p.over, &terms)
 		} else {
 			p.over = 0
+		}
+		if p.term == 0 && p.over == 0 {
+			p.answered = 0
 		}
 	}
 	s.terms, s.marks = int32(len(terms)), int32(len(marks))

@@ -34,6 +34,7 @@ func failoverScenarios() (all []scenario) {
 	add("drop/F3: a record is written again above all versions of its term", func(r *failoverRules) { three(r); r.without.aboveOwn = true })
 	add("drop/F3: only a trusted term makes a record current", func(r *failoverRules) { r.without.validVouches = true })
 	add("drop/F3: a request does not", func(r *failoverRules) { r.without.requestProves, r.asks = true, 1 })
+	add("drop/F4: a fence names the server", func(r *failoverRules) { r.without.fenceNames = true })
 
 	add("hole/the old primary goes on", func(r *failoverRules) { r.oldGoesOn = true })
 	add("hole/a process has an older library", func(r *failoverRules) { r.olderLibrary = true })
