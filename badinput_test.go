@@ -414,7 +414,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		{"a fence in memory of no term", errOf(mem.Fence(nil)), tenure.ErrInvalid,
 			"storetest: fence: invalid argument: no term is given"},
 		{"to put into memory by a fence of a term that is over", putIf(overFenced, obj, tenure.IfAbsent()), tenure.ErrLost,
-			"storetest: put t/1: lease lost: lease/over is gone"},
+			"storetest: put t/1: term of lease/over: lease lost"},
 		{"faults without a store", panicOf(func() { storetest.Faulty(nil, nil) }), errPanicked,
 			"panic: storetest: Faulty: store is nil"},
 		{"a hook that asks twice", panicOf(faulty(func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {

@@ -17,6 +17,14 @@ type nameless struct{ *storetest.EventMem }
 
 func (nameless) Traits() tenure.Traits { return tenure.Traits{Clockless: true, Nameless: true} }
 
+func (s nameless) Fence(guard tenure.Guard) (tenure.Store, error) {
+	fenced, err := s.EventMem.Fence(guard)
+	if err != nil {
+		return nil, err
+	}
+	return nameless{fenced.(*storetest.EventMem)}, nil
+}
+
 func (s nameless) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 	if err := obj.Validate(); err == nil && obj.Name != "" {
 		return tenure.Object{}, fmt.Errorf("put %s: %w: the store keeps no names", obj.Key, errors.ErrUnsupported)

@@ -311,7 +311,7 @@ func TestAWriteThatWasGivenUpBeforeItsGroupWasSentIsNotWritten(t *testing.T) {
 	var hung sync.WaitGroup
 	for i := range kit.LeaseConns {
 		large := strings.Repeat("x", 600) // too large for a group
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}, Holder: large})
+		lease := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}, Labels: map[string]string{"large": large}})
 		term := kit.MustAcquire(t, lease)
 		hung.Go(func() { _ = lease.Renew(t.Context(), term) })
 		kit.AwaitHung(t, pool, i+1)

@@ -289,7 +289,7 @@ func TestServeIsRefusedWithoutTheRight(t *testing.T) {
 		"pass the keys":      func() (*route.Route, error) { return route.Keys(nil, tenantOf, route.Config{}) },
 		"pass the one whose": func() (*route.Route, error) { return route.Shards(nil, tenantOf, route.Config{}) },
 		"pass that of the":   func() (*route.Route, error) { return route.Lease(nil, route.Config{}) },
-		"leave it unset":     func() (*route.Route, error) { return route.Keys(p.owner.keys, tenantOf, route.Config{MaxWait: -1}) },
+		"MaxWait -1ns is":    func() (*route.Route, error) { return route.Keys(p.owner.keys, tenantOf, route.Config{MaxWait: -1}) },
 		`the label "nothing"`: func() (*route.Route, error) {
 			return route.Keys(p.owner.keys, tenantOf, route.Config{Label: "nothing"})
 		},
