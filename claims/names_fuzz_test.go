@@ -13,6 +13,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -165,6 +166,7 @@ func (db *rowsDB) fencedBy(store tenure.Database, c claims.Claim) error {
 
 // No name of a config means anything in a statement but itself.
 func TestAQueueMayHaveNamesOfAnyText(t *testing.T) {
+	testkit.Slow(t)
 	for dialect, of := range map[string]func(*testing.T) *rowsDB{"postgres": rowsOnPostgres, "sqlite": rowsOnSQLite} {
 		t.Run(dialect, func(t *testing.T) {
 			t.Parallel()

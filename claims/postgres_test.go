@@ -97,6 +97,7 @@ func TestTokensIncreaseWhateverTheServersClockSays(t *testing.T) {
 }
 
 func TestWhatACrashedProcessOwnedIsClaimedOnAServer(t *testing.T) {
+	testkit.Slow(t)
 	eachServer(t, func(t *testing.T, open func() tenure.Database) {
 		cfg := claims.SessionConfig{TTL: 6 * time.Second}
 		a, b := newWorld(t, open()).startWith("a", cfg), newWorld(t, open()).startWith("b", cfg)
@@ -261,6 +262,7 @@ func TestARowThatTheDatabaseRefusesHoldsUpNoOther(t *testing.T) {
 
 // S4 as well: the application uses all connections of its pool.
 func TestOnPostgresClaimsDoNotWaitForTheApplicationsQueries(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	url := kit.PostgresURL(t)
 	config, err := pgxpool.ParseConfig(url)
@@ -297,6 +299,7 @@ func TestOnPostgresClaimsDoNotWaitForTheApplicationsQueries(t *testing.T) {
 
 // S4: a session is not lost because its process claims much.
 func TestOnPostgresClaimsDelayNoRenewal(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	url := kit.PostgresURL(t)
 	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -46,6 +47,7 @@ func refusing(t *testing.T, db *sql.DB, table string) (allow func()) {
 }
 
 func TestKeysThatTheDatabaseRefusesToFreeAreFreedWhenItRefusesNoLonger(t *testing.T) {
+	testkit.Slow(t)
 	eachServer(t, func(t *testing.T, open func() tenure.Database) {
 		w := newWorld(t, open())
 		a, b := w.startWith("a", claims.SessionConfig{TTL: 3 * time.Second}), newWorld(t, open()).start("b")
@@ -71,6 +73,7 @@ func serverDB(t *testing.T, store tenure.Store) *sql.DB {
 }
 
 func TestRowsThatTheDatabaseRefusesToFreeAreFreedWhenItRefusesNoLonger(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 8)
@@ -212,6 +215,7 @@ func TestAStatementThatLandsVeryLateOwnsItsRowsForATTL(t *testing.T) {
 }
 
 func TestAStatementThatLandsLateOnAServerOwnsItsRowsForATTL(t *testing.T) {
+	testkit.Slow(t)
 	eachServer(t, func(t *testing.T, open func() tenure.Database) {
 		a, b := newWorld(t, open()).startWith("a", claims.SessionConfig{TTL: 3 * time.Second}), newWorld(t, open()).start("b")
 		a.claimOne("held")

@@ -11,6 +11,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -179,6 +180,7 @@ func TestARequestThatIsReadLateDoesNotEndALaterClaim(t *testing.T) {
 }
 
 func TestAKeyIsGivenBackOnAServer(t *testing.T) {
+	testkit.Slow(t)
 	eachServer(t, func(t *testing.T, open func() tenure.Database) {
 		cfg := claims.SessionConfig{TTL: 6 * time.Second} // the sweep finds the request
 		a, b := newWorld(t, open()).startWith("a", cfg), newWorld(t, open()).startWith("b", cfg)

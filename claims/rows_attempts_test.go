@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -21,6 +22,7 @@ var limited = func() claims.QueueConfig {
 
 // A rolling deploy stops the process of a long run again and again.
 func TestAnAttemptCountsOnlyIfItFailed(t *testing.T) {
+	testkit.Slow(t)
 	untilDone := func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }
 	begin := func(w *worker, c claims.Claim, fn func(context.Context) error) (returned chan error) {
 		begun, returned := make(chan struct{}), make(chan error, 1)
@@ -174,6 +176,7 @@ func (db *rowsDB) millis(column string, id int) time.Time {
 }
 
 func TestTheRowsOfALostSessionRest(t *testing.T) {
+	testkit.Slow(t)
 	cfg := tasks
 	cfg.LostBackoff, cfg.LostBackoffMax = time.Minute, 4*time.Minute
 	eachRowsServer(t, cfg, func(db *rowsDB) {

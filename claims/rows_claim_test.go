@@ -13,6 +13,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/golden"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
@@ -93,6 +94,7 @@ func TestAClaimOfAGivenRowWaitsUntilItIsFreeOrReady(t *testing.T) {
 }
 
 func TestTheRowOfACrashedProcessCanBeClaimedByName(t *testing.T) {
+	testkit.Slow(t)
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 2)
 		a, b := db.worker(claims.SessionConfig{}, tasks), db.worker(claims.SessionConfig{}, tasks)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -67,6 +68,7 @@ func (db *rowsDB) fences(store tenure.Database, c claims.Claim) map[string]func(
 }
 
 func TestTheClaimOfARowFencesWritesWhileItStands(t *testing.T) {
+	testkit.Slow(t)
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.exec(`CREATE TABLE ledger (note text)`)
 		db.add(1, 5)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -29,6 +30,7 @@ var values = map[string][]string{
 
 // A row may have any content, and keeps no other from being taken, finished, released, freed and listed.
 func TestARowOfAnyContentHarmsOnlyItself(t *testing.T) {
+	testkit.Slow(t)
 	cfg := tasks
 	cfg.MaxAttempts, cfg.Exhausted, cfg.PollInterval = 20, "status = 'failed'", 5*time.Millisecond
 	for _, idType := range []string{"integer", "text"} {
@@ -109,6 +111,7 @@ func (db *rowsDB) anyContent(a *worker, column string) {
 
 // The same for the library's own tables.
 func TestARowOfTheClaimsOfAnyContentHarmsOnlyItself(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	for dialect, db := range map[string]*rowsDB{"postgres": rowsOnPostgres(t), "sqlite": rowsOnSQLite(t)} {
 		t.Run(dialect, func(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -241,6 +242,7 @@ func TestAQueueDoesNotAdoptTheRowsOfAnother(t *testing.T) {
 }
 
 func TestWhatATakeAndAReleaseAssign(t *testing.T) {
+	testkit.Slow(t)
 	cfg := tasks
 	cfg.Taken, cfg.Released, cfg.LostBackoff = "status = 'running', result = coalesce(result, '') || 't'", "status = 'queued', result = result || 'r'", time.Millisecond
 	eachRowsServer(t, cfg, func(db *rowsDB) {

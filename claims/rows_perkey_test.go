@@ -117,6 +117,7 @@ func TestRowsOfSeveralKeysAreTakenInOrder(t *testing.T) {
 
 // A call that waits gets a row as soon as another with the same key has ended, in whatever way.
 func TestWhoeverEndsARowMakesRoomForTheNext(t *testing.T) {
+	testkit.Slow(t)
 	cfg := perKey
 	cfg.PerKey.Limit, cfg.MaxAttempts, cfg.Exhausted = 1, 2, "status = 'dead'"
 	eachRowsServer(t, cfg, func(db *rowsDB) {
@@ -153,6 +154,7 @@ func TestWhoeverEndsARowMakesRoomForTheNext(t *testing.T) {
 
 // The rows of a process that has crashed count until they are freed.
 func TestTheRowsOfADeadWorkerCountUntilTheyAreFreed(t *testing.T) {
+	testkit.Slow(t)
 	eachRowsServer(t, perKey, func(db *rowsDB) {
 		db.addFor(1, 1, 10)
 		gone := db.remote("gone", time.Hour)
@@ -186,6 +188,7 @@ func TestARefusedRowOfAKeyHidesNoOther(t *testing.T) {
 
 // Takers that want rows of the same key wait for each other, and not for a hint.
 func TestTakersOfOneKeyHaveTheirTurn(t *testing.T) {
+	testkit.Slow(t)
 	cfg := perKey
 	cfg.PerKey.Limit = 100
 	eachRowsServer(t, cfg, func(db *rowsDB) {
@@ -268,6 +271,7 @@ func (db *rowsDB) takersAtTheSameTime(cfg claims.QueueConfig, takes int, stop fu
 }
 
 func TestTakersAtTheSameTimeKeepTheLimitOfAKey(t *testing.T) {
+	testkit.Slow(t)
 	eachRowsServer(t, perKey, func(db *rowsDB) {
 		cfg := perKey
 		cfg.PollInterval = 20 * time.Millisecond

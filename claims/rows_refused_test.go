@@ -374,6 +374,7 @@ func TestRowsThatCannotBeNamedKeepNoRowFromAWorkerThatTakesOne(t *testing.T) {
 }
 
 func TestRefusalsOfManyRowsAreOneLineEachTime(t *testing.T) {
+	testkit.Slow(t)
 	inRowsBubble(t, effect, 0, func(w *rowsWorld) {
 		var log kit.SyncBuffer
 		a := w.startWith("a", claims.SessionConfig{Logger: logTo(&log)})

@@ -37,6 +37,7 @@ var (
 
 // S2: the worker is paused, its row is taken by another, and then its result comes.
 func TestALateResultIsNeverAccepted(t *testing.T) {
+	testkit.Slow(t)
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.exec(`CREATE TABLE results (task integer NOT NULL, worker text NOT NULL)`)
 		cfg := tasks
@@ -94,6 +95,7 @@ func TestALateResultIsNeverAccepted(t *testing.T) {
 
 // Many workers of several processes, some of which crash, finish each row once.
 func TestEachRowIsFinishedOnceOnAServer(t *testing.T) {
+	testkit.Slow(t)
 	cfg := tasks
 	cfg.Done = "status = 'done', priority = priority + 1"
 	eachRowsServer(t, cfg, func(db *rowsDB) {
@@ -124,6 +126,7 @@ func TestEachRowIsFinishedOnceOnAServer(t *testing.T) {
 }
 
 func TestRowsOfAProcessThatStoppedRenewingAreTakenOnAServer(t *testing.T) {
+	testkit.Slow(t)
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 2200) // which are read a thousand at a time
 		a := db.worker(claims.SessionConfig{TTL: 6 * time.Second}, tasks)
@@ -146,6 +149,7 @@ func TestRowsOfAProcessThatStoppedRenewingAreTakenOnAServer(t *testing.T) {
 
 // A plan that was made while the table was small would read all of it.
 func TestAFinishFindsItsRowByTheIndexThoughTheTableHasGrown(t *testing.T) {
+	testkit.Slow(t)
 	db := rowsOnPostgres(t)
 	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0, result text) WITH (autovacuum_enabled = off)`)
 	ddl, err := tasks.PostgresDDL()
@@ -209,6 +213,7 @@ func (db *rowsDB) byStatementOf(rows *workedQueue, session string) error {
 
 // A row that the database refuses to change keeps no other.
 func TestARowThatCannotBeFreedKeepsNoOther(t *testing.T) {
+	testkit.Slow(t)
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 30)
 		cfg := claims.SessionConfig{TTL: 3 * time.Second}
@@ -232,6 +237,7 @@ func TestARowThatCannotBeFreedKeepsNoOther(t *testing.T) {
 }
 
 func TestARowThatCannotBeTakenKeepsNoOther(t *testing.T) {
+	testkit.Slow(t)
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 30)
 		refuse := `CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.id IN (1, 7) AND NEW.session IS NOT NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`
@@ -309,6 +315,7 @@ func TestTakeGoesOnAlthoughReadyFailsForARow(t *testing.T) {
 
 // A token that another program has written keeps neither its row nor the others from being taken.
 func TestRowsAreFreedWhateverTheirTokensAre(t *testing.T) {
+	testkit.Slow(t)
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		if db.pool != nil {
 			db.exec(`ALTER TABLE tasks ALTER COLUMN token DROP NOT NULL`)

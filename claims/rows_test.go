@@ -17,6 +17,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -213,6 +214,7 @@ func takenIDs(got []claims.Claim) (ids []string) {
 }
 
 func TestRowsAreTakenInOrderAndFinished(t *testing.T) {
+	testkit.Slow(t)
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 5)
 		db.exec(`UPDATE tasks SET priority = 1 WHERE id = 4`)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -21,6 +22,7 @@ func (db *rowsDB) remote(id string, ttl time.Duration) string {
 }
 
 func TestAServerWaitsForRowsOfItsWorkers(t *testing.T) {
+	testkit.Slow(t)
 	cfg := tasks
 	cfg.PollInterval = time.Hour
 	eachRowsServer(t, cfg, func(db *rowsDB) {

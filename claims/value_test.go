@@ -93,6 +93,7 @@ func TestASessionThatClosesFreesWhatItHasDetached(t *testing.T) {
 }
 
 func TestAClaimIsReleasedByAnotherProcessOnAServer(t *testing.T) {
+	testkit.Slow(t)
 	eachServer(t, func(t *testing.T, open func() tenure.Database) {
 		a, b := newWorld(t, open()).start("a"), newWorld(t, open()).start("b")
 		got := a.claim(names(1200)...)
@@ -242,6 +243,7 @@ func TestASessionThatIsClosingIsNotResumed(t *testing.T) {
 
 // The session of a worker that servers keep for it.
 func TestASessionThatIsResumedIsNotRemoved(t *testing.T) {
+	testkit.Slow(t)
 	eachServer(t, func(t *testing.T, open func() tenure.Database) {
 		w := newWorld(t, open())
 		b := w.startWith("b", claims.SessionConfig{TTL: 5 * time.Second})
