@@ -20,6 +20,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/proof/rig"
 )
@@ -64,6 +65,7 @@ func queueTasks(t testing.TB, url string, n int) *pgxpool.Pool {
 }
 
 func TestAStatementOfClaimsThatNamesAnotherServerWritesNothing(t *testing.T) {
+	testkit.Slow(t)
 	url := kit.PostgresURL(t)
 	admin := queueTasks(t, url, 1)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})

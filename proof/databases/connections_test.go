@@ -12,6 +12,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -115,6 +116,7 @@ func TestTablesAreInspectedOncePerStoreAndServer(t *testing.T) {
 
 // A store that holds a lease loses its connections after something has become unsuitable, by a single change of each catalog.
 func TestANewConnectionNoticesWhatHasBecomeUnsuitable(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	for name, test := range map[string]struct{ ddl, refusal string }{
 		"a second inheriting table": {`CREATE TABLE less () INHERITS (objects); {reconnect};

@@ -167,6 +167,7 @@ type migrator interface {
 }
 
 func TestPostgresKeepsTheContract(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	for _, mode := range []string{"cache_statement", "cache_describe", "exec", "simple_protocol"} {
 		t.Run(mode, func(t *testing.T) {
@@ -183,6 +184,7 @@ func TestPostgresKeepsTheContract(t *testing.T) {
 }
 
 func TestSQLiteKeepsTheContract(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	t.Run("in a file", func(t *testing.T) {
 		storetest.Run(t, func(t *testing.T) tenure.Store {

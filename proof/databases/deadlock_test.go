@@ -13,6 +13,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/pgconns"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -30,6 +31,7 @@ const lockCounter = `SELECT FROM results WHERE id = 0 FOR UPDATE`
 // A transaction of the user locks what a call locks, in the other order. Whichever of the two the server ends, the
 // call succeeds, at the latest when it is made again.
 func TestADeadlockEndsOneOfTheTwoAndLeavesNothingBehind(t *testing.T) {
+	testkit.Slow(t)
 	url := kit.PostgresURL(t)
 	owner := kit.PostgresPool(t, url)
 	makeCounted(t, owner)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -124,6 +125,7 @@ func TestAFenceOnSQLiteIsLostToAHolderOfAnyName(t *testing.T) {
 
 // A renewal waits for the writes that were there before it, and for none that come later.
 func TestAStreamOfFencedWritesStarvesNoRenewalOnSQLite(t *testing.T) {
+	testkit.Slow(t)
 	const rounds, writes = 10, 20
 	store := kit.OpenSQLite(t, t.TempDir()+"/t.db")
 	kit.Migrate(t, store)

@@ -10,11 +10,13 @@ import (
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
 func TestNoTransactionWithAFenceStatementCommitsAfterTheNextTermBegan(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	const races = 334 // at each of three isolation levels
 	t.Run("Postgres, pgx's stdlib", func(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -26,6 +27,7 @@ const pausedTTL = 2 * time.Second
 // The holder that is stopped in the middle of fn is a process of its own: this test again,
 // with the URL in its environment.
 func TestAHolderThatIsStoppedWithinFnDelaysNoTakeover(t *testing.T) {
+	testkit.Slow(t)
 	const urlVar = "TENURE_TEST_STOPPED_HOLDER"
 	if url := os.Getenv(urlVar); url != "" {
 		stoppedHolder(t, url)

@@ -247,6 +247,7 @@ var fenceOrders = map[string]func(f *fencedPostgres) (seen, final int, err error
 }
 
 func TestNoWriteOfAFencedTransactionFollowsATakeover(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	for order, run := range fenceOrders {
 		t.Run(order, func(t *testing.T) {

@@ -215,6 +215,7 @@ func TestAnotherProgramsLeaseThatWasReleasedAndTakenAgainHasNotStoodStill(t *tes
 }
 
 func TestAForeignTableKeepsTheContract(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	for name, open := range map[string]func(*testing.T) (tenure.Store, *sql.DB){"postgres": foreignPostgres, "sqlite": foreignSQLite} {
 		t.Run(name, func(t *testing.T) {

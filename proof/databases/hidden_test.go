@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -46,6 +47,7 @@ var fencedWays = map[string]func(h *kit.Hidden, term *tenure.Term, fn func(exec 
 // Whatever is left behind by the application in its session, or by fn in its transaction, the fence
 // is checked against the table that the store has found, and the store writes to no other one.
 func TestTheFenceAndTheObjectsAreThoseThatWereFoundWhateverHidesThem(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	for _, within := range []string{"the session", "a transaction"} {
 		t.Run("within "+within, func(t *testing.T) {

@@ -256,6 +256,7 @@ func TestACallThatIsNotAnsweredHasTheOtherConnectionsReplacedWhereTheServerHasSo
 }
 
 func TestARoleWhoseSessionsMayNotIdleKeepsALeasesConnection(t *testing.T) {
+	testkit.Slow(t)
 	url, owner := kit.AsWorker(t)
 	admin := connectPostgres(t, owner.Config().ConnString())
 	var version int

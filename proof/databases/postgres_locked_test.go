@@ -14,10 +14,12 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
 func TestACallWithoutADeadlineDoesNotWaitForALockedRecordForEver(t *testing.T) {
+	testkit.Slow(t)
 	defer objects.SetCallLimit(5 * time.Second)() // with time for the server's answer, on a busy machine, too
 	ctx := context.Background()
 	url := kit.PostgresURL(t)

@@ -10,12 +10,14 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // Servers that speak the protocol of Postgres but lack what leases rely on are refused by their names, on whatever
 // connection they are found.
 func TestAServerThatCannotKeepAPromiseIsRefused(t *testing.T) {
+	testkit.Slow(t)
 	t.Parallel()
 	const serverless = "abcdefghijklmnopqrstuvwxyz.dsql.eu-west-1.on.aws"
 	real := kit.PostgresURL(t)

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -78,6 +79,7 @@ func TestAnErrorOfTheConnectionBeginsWithItsCause(t *testing.T) {
 }
 
 func TestAnErrorOfADatabaseThatIsDownBeginsWithItsCause(t *testing.T) {
+	testkit.Slow(t)
 	const refused = "cannot connect to database db on 127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused"
 	for op, err := range refusals(t, "postgres://app:s3cret@127.0.0.1:1/db", time.Second) {
 		require.ErrorContains(t, err, op+refused)

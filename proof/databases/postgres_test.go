@@ -15,6 +15,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -132,6 +133,7 @@ func TestAFailedCreateLeavesNothingInTheServersLog(t *testing.T) {
 }
 
 func TestAWaitForALockEndsWithTheContextAndKeepsTheConnection(t *testing.T) {
+	testkit.Slow(t)
 	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url+"&pool_max_conns=1", tenure.PostgresConfig{})
 	kit.Migrate(t, store)
@@ -270,6 +272,7 @@ func TestATableThatDoesNotExistSaysMigrate(t *testing.T) {
 }
 
 func TestAColumnOfTheWrongTypeIsNamed(t *testing.T) {
+	testkit.Slow(t)
 	for column, ddl := range map[string]string{
 		"resource_version": `ALTER TABLE objects ALTER resource_version TYPE int`,
 		"payload":          `ALTER TABLE objects ALTER payload TYPE text`,
@@ -392,6 +395,7 @@ func TestARoleWithoutDDLWorksAndMissesOnlyTheTombstones(t *testing.T) {
 }
 
 func TestALeasesCallWaitsForALockAsLongAsItsContextAllows(t *testing.T) {
+	testkit.Slow(t)
 	const longer = 1200 * time.Millisecond // than one statement of a lease waits
 	url := kit.PostgresURL(t)
 	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -46,6 +47,7 @@ func (p *executedPlans) of(what string) {
 // The plans are those of statements as the library sends them, including the generic plans that the
 // server may choose after five executions.
 func TestNoOperationOnRowsReadsTheWholeTable(t *testing.T) {
+	testkit.Slow(t)
 	const size, ttl = 50_000, 6 * time.Second
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -102,6 +103,7 @@ func everything(t *testing.T, url string, store *tenure.PostgresStore, round int
 }
 
 func TestNoSettingOfARoleKeepsAnythingFromWorking(t *testing.T) {
+	testkit.Slow(t)
 	url := kit.PostgresURL(t)
 	owner := kit.PostgresPool(t, url)
 	makeTasks(t, owner, 30)
@@ -137,6 +139,7 @@ func TestReplicasMigrateAlthoughTheRoleMayWaitForNoLock(t *testing.T) {
 }
 
 func TestASettingThatForbidsWritesIsNamedAndForgottenWithoutARestart(t *testing.T) {
+	testkit.Slow(t)
 	for set, says := range map[string]string{
 		"default_transaction_isolation = serializable": "default_transaction_isolation",
 		"default_transaction_read_only = on":           "default_transaction_read_only",

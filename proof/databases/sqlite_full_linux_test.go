@@ -14,11 +14,13 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // A small disk fills up and has room again while calls end at any moment of a write.
 func TestWhatSQLiteReportsAsWrittenIsThereThoughTheDiskFillsUpAndCallsEnd(t *testing.T) {
+	testkit.Slow(t)
 	const workers, long, longest = 4, 2 * time.Second, time.Minute
 	dir := t.TempDir()
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=8m"); err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -61,6 +62,7 @@ func wantRefused(t *testing.T, says string, call func() error) {
 }
 
 func TestATableOnWhichNoPromiseCanBeKeptIsRefusedAtSetUpAndAfterAReconnect(t *testing.T) {
+	testkit.Slow(t)
 	url, owner := kit.AsWorker(t)
 	role := "worker_" + owner.Config().ConnConfig.Database
 	for ailment, c := range ailments {
@@ -128,6 +130,7 @@ func TestATableOnWhichNoPromiseCanBeKeptIsRefusedAtSetUpAndAfterAReconnect(t *te
 
 // What must hold for Postgres must hold for SQLite, as far as it can be otherwise there.
 func TestATableOnWhichNoPromiseCanBeKeptIsRefusedOnSQLite(t *testing.T) {
+	testkit.Slow(t)
 	const again = `ALTER TABLE {t} RENAME TO {t}_old; CREATE TABLE {t} (%s)`
 	columns := map[string]string{
 		"objects":            `object_type TEXT NOT NULL, id TEXT NOT NULL, name TEXT, labels TEXT, payload BLOB NOT NULL, resource_version INTEGER NOT NULL, created_at_ms INTEGER, updated_at_ms INTEGER`,

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -423,6 +424,7 @@ func TestOnPostgresLeasesOfALargePoolDoNotWaitForOnesWhoseRowsAreLocked(t *testi
 
 // Its first hint may be the one that matters.
 func TestOnPostgresAStoreThatHasOnlyReadHearsWhatItWatches(t *testing.T) {
+	testkit.Slow(t)
 	for name, read := range map[string]func(t *testing.T, lease *tenure.Lease){
 		"nothing": func(*testing.T, *tenure.Lease) {},
 		"a lease": func(t *testing.T, lease *tenure.Lease) {
