@@ -38,7 +38,7 @@ var sentinels = map[string]error{
 	"`ErrExists`": tenure.ErrExists, "`ErrNotFound`": tenure.ErrNotFound, "`ErrTaken`": tenure.ErrTaken, "`ErrInvalid`": tenure.ErrInvalid,
 	"`ErrSetup`": tenure.ErrSetup, "`ErrUnhealthy`": tenure.ErrUnhealthy, "`ErrResigned`": tenure.ErrResigned, "`ErrShutdown`": tenure.ErrShutdown,
 	"`ErrJobEnded`": tenure.ErrJobEnded, "`errors.ErrUnsupported`": errors.ErrUnsupported,
-	"`ErrClosed`": tenure.ErrClosed, "`claims.ErrClosed`": claims.ErrClosed, "`claims.ErrOverdue`": claims.ErrOverdue,
+	"`ErrMoved`": tenure.ErrMoved, "`ErrClosed`": tenure.ErrClosed, "`claims.ErrClosed`": claims.ErrClosed, "`claims.ErrOverdue`": claims.ErrOverdue,
 }
 
 // row checks an error against the row that begins with the text.
@@ -103,6 +103,10 @@ func raiseNamed(p *errorPage) {
 	p.row("version conflict: wanted version … of …, which is gone", put(tenure.IfVersion(7)))
 	require.NoError(p, put(tenure.IfAbsent()))
 	p.row("version conflict: wanted version … of …, which is at …", put(tenure.IfVersion(1<<40)))
+	moving := storetest.NewMem()
+	moving.Lineages = true
+	p.row("the database is on another server than before, or has been restarted",
+		errOf(moving.PutIf(ctx, tenure.Object{Key: key}, tenure.IfAbsent().OnServer("another", 0))))
 	p.row("object exists already", put(tenure.IfAbsent()))
 	p.row("object not found", errOf(mem.Get(ctx, tenure.Key{Type: "t", ID: "2"})))
 	p.row("invalid argument: …", errOf(tenure.NewLease(mem, tenure.LeaseConfig{})))
@@ -211,8 +215,10 @@ func raiseOfLeases(p *errorPage) {
 		_, err := tx.Exec("ROLLBACK")
 		return err
 	}))
-	p.row("the URL is neither a postgres:// URL nor the path of a SQLite file", errOf(tenure.Open(ctx, "mysql://h/db")))
-	p.row("the path has an @ or parameters", errOf(tenure.Open(ctx, "sqlite:data@home.db")))
+	for _, url := range []string{"mysql://h/db", "sqlite:data@home.db"} {
+		p.row("the URL is neither a postgres:// URL nor the path of a SQLite file; put ./ before a relative path with //, or one of : @ ? = in it",
+			errOf(tenure.Open(ctx, url)))
+	}
 	p.row("cannot parse the connection string", errOf(tenure.Open(ctx, "postgres://h:port/db")))
 	p.row("no term or claim is given; see TermFromContext", store.Fenced(ctx, tenure.TermFromContext(ctx), none))
 	p.row("Token of a nil Term; TermFromContext returns one for a context that does not come from a job",
