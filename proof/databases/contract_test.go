@@ -184,7 +184,6 @@ func TestPostgresKeepsTheContract(t *testing.T) {
 }
 
 func TestSQLiteKeepsTheContract(t *testing.T) {
-	testkit.Slow(t)
 	t.Parallel()
 	t.Run("in a file", func(t *testing.T) {
 		storetest.Run(t, func(t *testing.T) tenure.Store {
