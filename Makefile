@@ -25,51 +25,54 @@ docs: ## what the documents promise: their words, links, programs and tables
 # out: the linker could take its copy of that code, without the detector, for all.
 RACE := -race -gcflags=modernc.org/sqlite/lib=-race=false -gcflags=modernc.org/libc/...=-race=false
 
-# The modules that make check looks at besides this one. The tests of the last two build other programs, without the detector.
-RACED := cmd/tenure oteltenure natstenure etcdtenure kubetenure examples/periodic
-MODULES := $(RACED) proof/release examples/integrations
-
 .PHONY: check
 check: needs lint ## all modules, with the race detector, staticcheck and real servers: before a change lands
-	@$(MAKE) --no-print-directory -j2 -Otarget check-root check-modules
+	@$(MAKE) --no-print-directory -j3 -Otarget check-claims check-modules check-root
 
 .PHONY: needs
 needs:
 	@[ "$$(go env CGO_ENABLED)" = 1 ] && command -v "$$(go env CC | cut -d ' ' -f 1)" >/dev/null || \
 		{ echo "make check needs a C compiler, for the race detector: install gcc or clang, and leave CGO_ENABLED unset. make test needs none."; exit 1; }
-	@echo "make check takes 15 to 30 minutes on two cores, and some more with empty caches."
+	@echo "make check takes about half an hour on two cores, and some more with empty caches."
 	@PATH="$$PATH:$$(echo "$$TENURE_TEST_POSTGRES" /usr/lib/postgresql/*/bin | tr ' ' :):$$(dirname "$${TENURE_TEST_PGBOUNCER:-/usr/sbin/pgbouncer}")"; \
 		for program in postgres pgbouncer promtool minisign jq; do \
 			command -v $$program >/dev/null || echo "There is no $$program: the tests that need it are skipped."; \
 		done
 	@test -x "$(KUBE)" || echo "There is no API server of Kubernetes (make kube-apiserver): the tests that need it are skipped."
 
-# Of the packages that are tested at once, two run servers; the others wait for their turn, or need none.
+# One package at a time: many start servers and processes. The time is for a machine that has much else to do.
 .PHONY: check-root
 check-root:
-	@turns=$$(mktemp -d) && trap 'rm -rf "$$turns"' EXIT && chmod 755 "$$turns" && touch "$$turns/1" "$$turns/2" && \
-		TENURE_TEST_TURNS=$$turns $(GOTEST) $(RACE) -p 4 -timeout 60m -vet=off ./...
+	go test $(RACE) -p 1 -timeout 60m $$(go list ./... | grep -vE '/(claims|proof/databases)$$')
 
+# What waits more than it works, beside the others.
+.PHONY: check-claims
+check-claims:
+	go test $(RACE) -timeout 60m ./claims
+	cd cmd/tenure && go test $(RACE) -timeout 60m ./...
+	cd natstenure && go test $(RACE) -timeout 60m ./...
+
+# The tests of proof/release and examples/integrations build other programs, without the detector.
 .PHONY: check-modules
 check-modules:
-	@set -e; for module in $(RACED); do (cd $$module && $(GOTEST) $(RACE) -timeout 60m -vet=off ./...); done
-	@cd proof/release && go test -timeout 60m ./...
-	@cd examples/integrations && $(GOTEST) -timeout 60m ./...
+	go test $(RACE) -timeout 60m ./proof/databases
+	cd proof/release && go test -timeout 60m ./...
+	cd oteltenure && go test $(RACE) -timeout 60m ./...
+	cd etcdtenure && go test $(RACE) -timeout 60m ./...
+	cd kubetenure && go test $(RACE) -timeout 60m ./...
+	cd examples/periodic && go test $(RACE) -timeout 60m ./...
+	cd examples/integrations && go test -timeout 60m ./...
 
 .PHONY: format
 format:
 	@unformatted=$$("$$(go env GOROOT)/bin/gofmt" -l .) || exit 1; [ -z "$$unformatted" ] || { echo "gofmt would change: $$unformatted"; exit 1; }
 
-# Vet and staticcheck look at the build that the tests run, so that nothing is compiled a second time for them. One
-# process over a workspace of all modules, which is made for it, sees each package once.
+MODULES := . cmd/tenure proof/release oteltenure natstenure etcdtenure kubetenure examples/periodic examples/integrations
+
 .PHONY: lint
 lint: format ## gofmt, vet, staticcheck, and whether each mutant fits the code
 	go run ./proof/mutants -check
-	@set -e; for module in . $(RACED); do echo "vet $$module"; (cd $$module && go vet $(RACE) ./...); done
-	@set -e; for module in proof/release examples/integrations; do echo "vet $$module"; (cd $$module && go vet ./...); done
-	@echo staticcheck; dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && GOBIN=$$dir go install $(STATICCHECK) && \
-		export GOWORK=$$dir/go.work && go work init . $(MODULES) && \
-		GOFLAGS="$$(go env GOFLAGS) $(RACE)" $$dir/staticcheck ./... $(patsubst %,./%/...,$(MODULES))
+	@set -e; for module in $(MODULES); do echo "vet and staticcheck $$module"; (cd $$module && go vet ./... && go run $(STATICCHECK) ./...); done
 
 # All modules but the one that builds a server for tests.
 VULNDB := https://vuln.go.dev

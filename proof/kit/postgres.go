@@ -78,7 +78,6 @@ func PostgresLog(t testing.TB) string {
 func StartPostgres(t testing.TB, settings ...string) *PostgresServer {
 	t.Helper()
 	testkit.Slow(t)
-	skipOrFail(t, awaitTurn())
 	server, err := NewPostgres(settings...)
 	skipOrFail(t, err)
 	t.Cleanup(func() {
@@ -92,9 +91,7 @@ func StartPostgres(t testing.TB, settings ...string) *PostgresServer {
 func sharedServer(t testing.TB) *PostgresServer {
 	t.Helper()
 	shared.once.Do(func() {
-		if shared.err = awaitTurn(); shared.err == nil {
-			shared.server, shared.err = NewPostgres()
-		}
+		shared.server, shared.err = NewPostgres()
 	})
 	skipOrFail(t, shared.err)
 	return shared.server
