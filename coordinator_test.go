@@ -522,11 +522,12 @@ func TestCoordinatorsWithoutALeaseTakeTurnsInRealTime(t *testing.T) {
 			stores := [2]tenure.Store{}
 			stores[0], stores[1] = open(t)
 			var log bytes.Buffer
+			logger := slog.New(slog.NewTextHandler(&log, nil)) // which locks the buffer
 			var jobs atomic.Int32
 			began := make(chan int)
 			stops := [2]func(){}
 			for i, store := range stores {
-				lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint(i), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+				lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint(i), Logger: logger})
 				c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: func(ctx context.Context) error {
 					if jobs.Add(1) != 1 {
 						t.Error("two jobs at once")
