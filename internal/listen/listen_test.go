@@ -657,7 +657,7 @@ func TestAListenerThatHearsNothingLooksAgainWithoutAWord(t *testing.T) {
 		if lines := r.log.all(); len(lines) != 1 {
 			t.Errorf("%d lines in six hours, want 1; the first:\n%s", len(lines), strings.Join(lines[:min(len(lines), 5)], ""))
 		}
-		if made, left := server.made(), server.asked("UNLISTEN"); made < 6 || made > 60 || left != made {
+		if made, left := server.made(), server.asked("UNLISTEN"); made < 6 || made > 60 || left < made-1 { // the last one may be under way
 			t.Errorf("%d connections were made in six hours, of which %d were left without a LISTEN", made, left)
 		}
 		pooled.Store(false)
