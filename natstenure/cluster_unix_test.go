@@ -131,7 +131,7 @@ func TestAPausedLeaderAcceptsNothingOfTheHolderThatItPausedWith(t *testing.T) {
 	paused := cluster.leader(t)
 	stays, err := nats.Connect(paused.url, nats.NoReconnect(), nats.PingInterval(time.Hour))
 	require.NoError(t, err)
-	defer stays.Close()
+	t.Cleanup(stays.Close) // once the replicas have stopped
 	js, err := jetstream.New(stays)
 	require.NoError(t, err)
 	a := kit.StartReplica(t, &jobs, openOn(t, js, natstenure.Config{Replicas: 3}), "a", ttl)
