@@ -29,6 +29,10 @@ RACE := -race -gcflags=modernc.org/sqlite/lib=-race=false -gcflags=modernc.org/l
 check: needs lint ## all modules, with the race detector, staticcheck and real servers: before a change lands
 	@$(MAKE) --no-print-directory -j3 -Otarget check-claims check-modules check-root
 
+.PHONY: container
+container: ## the quick tests of some packages as a container runs them
+	.ci/container
+
 .PHONY: needs
 needs:
 	@[ "$$(go env CGO_ENABLED)" = 1 ] && command -v "$$(go env CC | cut -d ' ' -f 1)" >/dev/null || \
