@@ -11,7 +11,7 @@ GOTEST := go run github.com/tenurelib/tenure/internal/testkit/gotest
 
 # This target needs Go and make: no C compiler, no server, no network but for modules, and no programs but a shell's.
 .PHONY: test
-test: format ## gofmt, vet and the quick tests of this module, on nothing but Go: two minutes
+test: format ## gofmt, vet and the quick tests of this module, on nothing but Go
 	go vet ./...
 	@$(GOTEST) -short -count=1 -vet=off ./...
 	@echo "Not looked for: data races, what staticcheck finds, and other modules (make check); what the documents promise (make docs)."
