@@ -21,6 +21,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/route"
 )
@@ -50,6 +51,7 @@ func (b bare) Flush()                      { b.w.(http.Flusher).Flush() }
 
 // A client without any right to it must not be able to keep a key, whatever it does to its connection.
 func TestNoClientKeepsAKeyByNeitherReadingNorSending(t *testing.T) {
+	testkit.Slow(t)
 	h2c := new(http.Protocols)
 	h2c.SetUnencryptedHTTP2(true)
 	for name, test := range map[string]struct {

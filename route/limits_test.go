@@ -23,6 +23,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/route"
 	"github.com/tenurelib/tenure/storetest"
@@ -317,6 +318,7 @@ func TestABodyThatComesSlowlyIsRefusedAtMaxWait(t *testing.T) {
 
 // A process that is not the owner refuses before it has read a body, and closes the connection under a long one.
 func TestARefusalIsHeardWhileABodyIsSent(t *testing.T) {
+	testkit.Slow(t)
 	p := newPair(t, func(w http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }, route.Config{MaxWait: 500 * time.Millisecond}, 0)
 	require.Equal(t, http.StatusOK, ask(p.other.addr, "POST", "/x", "0", nil).status) // it knows the owner
 	p.release()
@@ -406,6 +408,7 @@ func TestShutdownLeavesNoConnectionBehind(t *testing.T) {
 
 // Whoever reaches the port of any process may send anything to it.
 func TestAStrangerHarmsNobodyElse(t *testing.T) {
+	testkit.Slow(t)
 	ran := newRan()
 	p := newPair(t, func(w http.ResponseWriter, r *http.Request) {
 		if _, err := io.Copy(io.Discard, r.Body); err == nil {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/route"
 	"github.com/tenurelib/tenure/storetest"
@@ -208,6 +209,7 @@ func TestAfterDrainForRequestsAreToldAndConnectionsAreCut(t *testing.T) {
 }
 
 func TestNoAnswerBeginsOrEndsWellAfterTheRightHasEnded(t *testing.T) {
+	testkit.Slow(t)
 	const ttl = 2 * time.Second
 	arrived, begun := make(chan context.Context), make(chan bool)
 	var p *pair

@@ -33,12 +33,12 @@ func TestAPlanThatChangesCountsFromThen(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store, ran, began := storetest.NewMem(), &slots{}, time.Now()
-				stop := hold(t, store, schedule.Config{Plan: c.old, Do: ran.Do, Missed: c.missed})
+				stop := holdFor(t, 10*time.Minute, store, schedule.Config{Plan: c.old, Do: ran.Do, Missed: c.missed})
 				time.Sleep(c.until)
 				stop()
 				ran.take(began)
 				time.Sleep(c.down)
-				hold(t, store, schedule.Config{Plan: c.new, Do: ran.Do, Missed: c.missed})
+				holdFor(t, 10*time.Minute, store, schedule.Config{Plan: c.new, Do: ran.Do, Missed: c.missed})
 				time.Sleep(2 * day)
 				require.Equal(t, c.want, ran.take(began))
 			})

@@ -19,6 +19,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/proctree"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -225,6 +226,7 @@ func TestAProcessThatLivesKeepsItsLease(t *testing.T) {
 }
 
 func TestAWitnessThatWasStoppedReleasesNothingOfTheNextHolder(t *testing.T) {
+	testkit.Slow(t)
 	s := newSite(t, "")
 	a := s.start([]string{"WITNESS_TEST_TTL=1s"}, "witness", "hold")
 	program, _ := a.begins()
@@ -238,6 +240,7 @@ func TestAWitnessThatWasStoppedReleasesNothingOfTheNextHolder(t *testing.T) {
 }
 
 func TestAWitnessThatIsKilledEndsNothing(t *testing.T) {
+	testkit.Slow(t)
 	s := newSite(t, "")
 	a := s.start([]string{"WITNESS_TEST_TTL=6s"}, "witness", "hold")
 	program, _ := a.begins()
@@ -311,6 +314,7 @@ func (s *site) takes(id string) (overlaps bool) {
 // A process that was killed runs on until the kernel has taken its memory. The first round is the control, a
 // witness that is content with the signal: it must overlap, or the second one proves nothing.
 func TestNothingIsReleasedBeforeTheKernelSaysThatTheProcessIsDead(t *testing.T) {
+	testkit.Slow(t)
 	for round := 0; ; round++ {
 		s := newSite(t, "")
 		program, _ := s.start([]string{"WITNESS_TEST_MIB=256"}, "witness", "hold").begins()

@@ -167,11 +167,13 @@ type migrator interface {
 }
 
 func TestPostgresKeepsTheContract(t *testing.T) {
-	testkit.Slow(t)
 	t.Parallel()
 	for _, mode := range []string{"cache_statement", "cache_describe", "exec", "simple_protocol"} {
 		t.Run(mode, func(t *testing.T) {
-			url := kit.PostgresURL(t) + "&default_query_exec_mode=" + mode
+			if mode != "cache_statement" { // pgx's default
+				testkit.Slow(t)
+			}
+			url := kit.QuickPostgresURL(t) + "&default_query_exec_mode=" + mode
 			store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
 			kit.Migrate(t, store)
 			pool := kit.PostgresPool(t, url)

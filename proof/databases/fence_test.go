@@ -280,6 +280,7 @@ func TestNoWriteOfAFencedTransactionFollowsATakeover(t *testing.T) {
 }
 
 func TestTheTestsOfTheFenceCatchAnUnlockedCheck(t *testing.T) {
+	testkit.Slow(t)
 	caught := 0
 	for order, run := range fenceOrders {
 		t.Run(order, func(t *testing.T) {

@@ -50,7 +50,17 @@ var databases atomic.Int64
 // The programs come from the first directory that TENURE_TEST_POSTGRES names, from PATH, or from
 // where packages install them. If there are none, a test that asks for a database is
 // skipped, or fails if TENURE_REQUIRE_POSTGRES is 1.
+//
+// With -short, it skips the test, which needs [QuickPostgresURL] to run even then.
 func PostgresURL(t testing.TB) string {
+	t.Helper()
+	testkit.Slow(t)
+	return QuickPostgresURL(t)
+}
+
+// QuickPostgresURL is [PostgresURL] for the few tests of Postgres that make test runs: those of the
+// store's contract.
+func QuickPostgresURL(t testing.TB) string {
 	t.Helper()
 	server := sharedServer(t)
 	name := fmt.Sprintf("test_%d", databases.Add(1))

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/rig"
 )
 
@@ -29,6 +30,7 @@ func script(t *testing.T, sh string, answers func(context.Context) error) *rig.S
 }
 
 func TestAServerThatIgnoresASignalIsKilledAndStartsAgain(t *testing.T) {
+	testkit.Slow(t)
 	s := script(t, `trap "" TERM; echo ready; while :; do sleep 0.1; done`, nil)
 	starts := 0
 	s.Answers = func(context.Context) error {
