@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -106,12 +107,26 @@ func play(role string) int {
 		})
 	case "leaves": // a daemon behind, that has a session and a parent of its own
 		return hold(func() {
-			daemon := exec.Command("sh", "-c", `trap "" TERM HUP INT; (setsid sh -c 'exec 9>>'"$0"'; flock 9; echo left; exec sleep 1000' &)`, filepath.Join(os.Getenv("WITNESS_TEST_DIR"), "daemon"))
-			daemon.Stdout = os.Stdout
-			if err := daemon.Run(); err != nil {
+			self, _ := os.Executable()
+			parent := exec.Command("sh", "-c", `"$0" &`, self)
+			parent.Env = append(os.Environ(), roleEnv+"=daemon")
+			parent.Stdout = os.Stdout
+			if err := parent.Run(); err != nil {
 				fmt.Println(err)
 			}
 		})
+	case "daemon":
+		signal.Ignore(syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT)
+		if _, err := syscall.Setsid(); err != nil {
+			fmt.Println(err)
+		}
+		file, err := os.OpenFile(filepath.Join(os.Getenv("WITNESS_TEST_DIR"), "daemon"), os.O_CREATE|os.O_RDWR, 0o600)
+		if err == nil {
+			err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX)
+		}
+		fmt.Println("left", err)
+		time.Sleep(time.Hour)
+		runtime.KeepAlive(file)
 	case "writes": // something that takes a while, from a pool of its own
 		return hold(func() {
 			pool, err := pgxpool.New(context.Background(), os.Getenv("WITNESS_TEST_STORE"))
