@@ -52,7 +52,7 @@ func (s untouched) PutIf(context.Context, tenure.Object, tenure.WriteCondition) 
 	return tenure.Object{}, tenure.ErrExists
 }
 
-func (s untouched) DeleteIf(context.Context, tenure.Key, int64) error {
+func (s untouched) DeleteIf(context.Context, tenure.Key, tenure.WriteCondition) error {
 	s.t.Error("the store was written")
 	return tenure.ErrNotFound
 }
@@ -398,7 +398,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 			"tenure: get t/1: object not found"},
 		{"to put into a static store", putIf(tenure.Static(), obj, tenure.IfAbsent()), errors.ErrUnsupported,
 			"tenure: put t/1: unsupported operation: a static store keeps nothing"},
-		{"to delete from a static store", tenure.Static().DeleteIf(ctx, key, 1), errors.ErrUnsupported,
+		{"to delete from a static store", tenure.Static().DeleteIf(ctx, key, tenure.IfVersion(1)), errors.ErrUnsupported,
 			"tenure: delete t/1: unsupported operation: a static store keeps nothing"},
 		{"to list a static store", listAll(tenure.Static(), "t"), errors.ErrUnsupported,
 			"tenure: list t: unsupported operation: *tenure.static is not a Lister"},
@@ -454,13 +454,13 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 				"tenure: put t/1: invalid argument: payload of t/1 has 1048577 bytes, more than 1048576\ninvalid argument: version 0 is not positive"},
 			{"to put the lease through its fence", putIf(fenced(store), tenure.Object{Key: term.Key()}, tenure.Unconditional()), tenure.ErrInvalid,
 				"tenure: put reconciler_lease/singleton: invalid argument: the lease's own object can't be written through its fence"},
-			{"to delete nothing", store.DeleteIf(ctx, tenure.Key{}, 1), tenure.ErrInvalid,
+			{"to delete nothing", store.DeleteIf(ctx, tenure.Key{}, tenure.IfVersion(1)), tenure.ErrInvalid,
 				`tenure: delete /: invalid argument: key "/" has an empty type`},
-			{"to delete version 0", store.DeleteIf(ctx, key, 0), tenure.ErrInvalid,
+			{"to delete version 0", store.DeleteIf(ctx, key, tenure.IfVersion(0)), tenure.ErrInvalid,
 				"tenure: delete t/1: invalid argument: version 0 is not positive"},
-			{"to delete a negative version", store.DeleteAndWake(ctx, key, -1), tenure.ErrInvalid,
+			{"to delete a negative version", store.DeleteAndWake(ctx, key, tenure.IfVersion(-1)), tenure.ErrInvalid,
 				"tenure: delete t/1: invalid argument: version -1 is not positive"},
-			{"to delete the lease through its fence", fenced(store).DeleteIf(ctx, term.Key(), 1), tenure.ErrInvalid,
+			{"to delete the lease through its fence", fenced(store).DeleteIf(ctx, term.Key(), tenure.IfVersion(1)), tenure.ErrInvalid,
 				"tenure: delete reconciler_lease/singleton: invalid argument: the lease's own object can't be written through its fence"},
 			{"to list none", list(store, "t", "", 0), tenure.ErrInvalid,
 				"tenure: list t/: invalid argument: limit 0 is not positive"},
@@ -488,7 +488,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 				"tenure: get t/1: context canceled"},
 			{"to put when it was cancelled", errOf(store.PutIf(canceled, obj, tenure.IfVersion(1))), context.Canceled,
 				"tenure: put t/1: context canceled"},
-			{"to delete when it is too late", store.DeleteIf(late, key, 1), context.DeadlineExceeded,
+			{"to delete when it is too late", store.DeleteIf(late, key, tenure.IfVersion(1)), context.DeadlineExceeded,
 				"tenure: delete t/1: context deadline exceeded"},
 			{"to list when it is too late", errOf(store.List(late, "t", "", 1)), context.DeadlineExceeded,
 				"tenure: list t/: context deadline exceeded"},

@@ -75,7 +75,7 @@ func (*static) PutIf(_ context.Context, obj Object, _ WriteCondition) (Object, e
 	return Object{}, fmt.Errorf("tenure: put %s: %w: a static store keeps nothing", obj.Key, errors.ErrUnsupported)
 }
 
-func (*static) DeleteIf(_ context.Context, key Key, _ int64) error {
+func (*static) DeleteIf(_ context.Context, key Key, _ WriteCondition) error {
 	return fmt.Errorf("tenure: delete %s: %w: a static store keeps nothing", key, errors.ErrUnsupported)
 }
 
@@ -191,11 +191,11 @@ func putTo(ctx context.Context, t objects.Table, fence *objects.Fence, obj Objec
 	return obj.written(r), nil
 }
 
-func deleteFrom(ctx context.Context, t objects.Table, fence *objects.Fence, key Key, version int64, wake bool) error {
-	if err := errors.Join(key.Validate(), objects.ValidVersion(version), notItself(fence, key)); err != nil {
+func deleteFrom(ctx context.Context, t objects.Table, fence *objects.Fence, key Key, cond WriteCondition, wake bool) error {
+	if err := errors.Join(key.Validate(), cond.ValidateDelete(), notItself(fence, key)); err != nil {
 		return opError(ctx, "delete", key, err)
 	}
-	if err := t.Delete(ctx, objects.ID(key), version, fence, wake); err != nil {
+	if err := t.Delete(ctx, objects.ID(key), cond.c, fence, wake); err != nil {
 		return opError(ctx, "delete", key, conflictError(key, err))
 	}
 	return nil

@@ -48,7 +48,7 @@ func TestDoSaysThatTheLeaseWasLost(t *testing.T) {
 		var removed error
 		err := tenure.Do(t.Context(), kit.NewLease(t, store, tenure.LeaseConfig{}), func(ctx context.Context) error {
 			calls++
-			removed = store.DeleteIf(ctx, kit.LeaseKey, tenure.TermFromContext(ctx).Token())
+			removed = store.DeleteIf(ctx, kit.LeaseKey, tenure.IfVersion(tenure.TermFromContext(ctx).Token()))
 			<-ctx.Done()
 			return nil
 		})

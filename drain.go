@@ -129,7 +129,7 @@ func (d *Drain) look(ctx context.Context) (next time.Duration, err error) {
 	if left > 0 {
 		return min(next, left), nil
 	}
-	if err := d.store.DeleteIf(ctx, d.key, o.Version); err != nil && !errors.Is(err, ErrNotFound) {
+	if err := d.store.DeleteIf(ctx, d.key, IfVersion(o.Version)); err != nil && !errors.Is(err, ErrNotFound) {
 		d.retries.Log(d.logger, slog.LevelWarn, "failed to delete the mark of a drained replica, which has expired", err, "replica", d.key.ID)
 	}
 	return next, nil
@@ -311,7 +311,7 @@ func ClearDrain(ctx context.Context, store Store, replica string) error {
 	key := drainKey(replica)
 	o, err := store.Get(ctx, key)
 	if err == nil {
-		err = store.DeleteIf(ctx, key, o.Version)
+		err = store.DeleteIf(ctx, key, IfVersion(o.Version))
 	}
 	if errors.Is(err, ErrConflict) && ctx.Err() == nil { // the replica was marked again
 		return ClearDrain(ctx, store, replica)

@@ -110,7 +110,7 @@ func raiseNamed(p *errorPage) {
 	p.row("object exists already", put(tenure.IfAbsent()))
 	p.row("object not found", errOf(mem.Get(ctx, tenure.Key{Type: "t", ID: "2"})))
 	p.row("invalid argument: …", errOf(tenure.NewLease(mem, tenure.LeaseConfig{})))
-	p.row("unsupported operation: …", tenure.Static().DeleteIf(ctx, key, 1))
+	p.row("unsupported operation: …", tenure.Static().DeleteIf(ctx, key, tenure.IfVersion(1)))
 	lite := kit.OpenSQLite(p, ":memory:")
 	p.row("store is not set up: …", errOf(lite.Get(ctx, key)))
 	kit.Migrate(p, lite)

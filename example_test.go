@@ -573,7 +573,7 @@ func ExampleFenceError() {
 	// As if it had expired and the next holder had come and gone.
 	held, err := lease.Read(ctx)
 	if err == nil {
-		err = store.DeleteIf(ctx, held.Key, held.Version)
+		err = store.DeleteIf(ctx, held.Key, tenure.IfVersion(held.Version))
 	}
 	if err != nil {
 		fmt.Println(err)

@@ -83,11 +83,12 @@ func (l *Lease) put(ctx context.Context, obj Object, cond WriteCondition) (Objec
 // remove deletes the object, if the store is on that server, and wakes its watches, if the
 // store can.
 func (l *Lease) remove(ctx context.Context, version int64, on Lineage) error {
-	ctx = objects.OnServer(objects.WithLeaseCall(ctx), on.Server)
+	ctx = objects.WithLeaseCall(ctx)
+	cond := IfVersion(version).OnServer(on.Server, 0)
 	if notifier, ok := l.store.(Notifier); ok {
-		return notifier.DeleteAndWake(ctx, l.cfg.Key, version)
+		return notifier.DeleteAndWake(ctx, l.cfg.Key, cond)
 	}
-	err := l.store.DeleteIf(ctx, l.cfg.Key, version) // and not that of a store which this one wraps
+	err := l.store.DeleteIf(ctx, l.cfg.Key, cond) // and not that of a store which this one wraps
 	if err == nil || !objects.Answered(err) {
 		l.wake(ctx)
 	}

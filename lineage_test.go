@@ -93,9 +93,9 @@ func (c *counted) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Writ
 	return c.Store.PutIf(ctx, obj, cond)
 }
 
-func (c *counted) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+func (c *counted) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
 	c.deletes++
-	return c.Store.DeleteIf(ctx, key, version)
+	return c.Store.DeleteIf(ctx, key, cond)
 }
 
 func TestAWrapperThatCanBeUnwrappedDoesWhatItsStoreCan(t *testing.T) {
@@ -384,7 +384,7 @@ func TestWritesThatNameAnotherServerAreRefused(t *testing.T) {
 			require.EqualValues(t, 1<<60+1, was.Version)
 			_, err = store.PutIf(t.Context(), obj, tenure.IfVersion(was.Version).OnServer(other, 0))
 			require.ErrorIs(t, err, tenure.ErrMoved)
-			err = store.DeleteIf(objects.OnServer(t.Context(), other), obj.Key, was.Version)
+			err = store.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(was.Version).OnServer(other, 0))
 			require.ErrorIs(t, err, tenure.ErrMoved)
 			stands, err := store.Get(t.Context(), obj.Key)
 			require.NoError(t, err)
@@ -392,7 +392,7 @@ func TestWritesThatNameAnotherServerAreRefused(t *testing.T) {
 			is, err := store.PutIf(t.Context(), obj, tenure.IfVersion(was.Version).OnServer(on.Server, was.Version+9))
 			require.NoError(t, err)
 			require.EqualValues(t, was.Version+10, is.Version)
-			require.NoError(t, store.DeleteIf(objects.OnServer(t.Context(), on.Server), obj.Key, is.Version))
+			require.NoError(t, store.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(is.Version).OnServer(on.Server, 0)))
 			_, err = store.PutIf(t.Context(), obj, tenure.IfAbsent().OnServer(other, 0))
 			require.ErrorIs(t, err, tenure.ErrMoved)
 		})

@@ -333,7 +333,7 @@ func TestTheLogOfASessionsLeaseSpeaksOfTheSession(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, 1, strings.Count(lines(), `msg="record of the session cannot be decoded; it counts as held by unknown until it expires" session=s1 replica=a`))
 		obj := kit.Get(t, t.store, lease.Key())
-		require.NoError(t, t.store.DeleteIf(t.Context(), obj.Key, obj.Version))
+		require.NoError(t, t.store.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)))
 		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{})
 		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -147,6 +147,14 @@ func (c WriteCondition) Validate() error {
 	return nil
 }
 
+// ValidateDelete returns an [ErrInvalid] unless the condition is an [IfVersion] of a version that an object can have.
+func (c WriteCondition) ValidateDelete() error {
+	if c.c.Kind != objects.IfVersion {
+		return fmt.Errorf("%w: the condition of a delete is %q, and must be IfVersion", ErrInvalid, c)
+	}
+	return c.Validate()
+}
+
 // Check compares the condition with the current version of the object, which is 0 if there is no
 // object. It returns nil, [ErrExists] or a [*ConflictError]. It is for implementations of
 // [Store] that can keep the object unchanged between the check and the write.
@@ -163,9 +171,9 @@ func (c WriteCondition) Check(key Key, current int64) error {
 func (c WriteCondition) String() string {
 	switch c.c.Kind {
 	case objects.IfAbsent:
-		return "must create"
+		return "if absent"
 	case objects.IfVersion:
-		return fmt.Sprintf("match version %d", c.c.Version)
+		return fmt.Sprintf("if version %d", c.c.Version)
 	default:
 		return "unconditional"
 	}
@@ -203,9 +211,9 @@ type Store interface {
 	// the ID or the name belongs to another object.
 	PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error)
 
-	// DeleteIf deletes the object if it is at that version. Otherwise it returns
-	// [ErrNotFound] or [ErrConflict].
-	DeleteIf(ctx context.Context, key Key, version int64) error
+	// DeleteIf deletes the object if the condition, which must be an [IfVersion], holds. Otherwise it
+	// returns [ErrNotFound] or [ErrConflict].
+	DeleteIf(ctx context.Context, key Key, cond WriteCondition) error
 
 	// Lineage returns the store's current lineage. If the store has not been marked in this lineage,
 	// Lineage first marks it. It does I/O only at the first call, and after a read or a write has
@@ -345,7 +353,7 @@ type Notifier interface {
 	// DeleteAndWake is DeleteIf, and if it deletes the object, it wakes all watches of the key,
 	// in any process. The delete need not be durable when DeleteAndWake returns: a crash of the
 	// database may bring the object back as it was.
-	DeleteAndWake(ctx context.Context, key Key, version int64) error
+	DeleteAndWake(ctx context.Context, key Key, cond WriteCondition) error
 
 	// Wake wakes all watches of an object that the caller has just changed, in any process.
 	Wake(ctx context.Context, key Key) error
@@ -404,8 +412,8 @@ type Lineage struct {
 	Seen   time.Duration // how long ago this process first saw the mark; as long as Age if nothing can have been lost
 }
 
-// OnServer makes a write fail with [ErrMoved] on any server other than the given
-// [Lineage.Server], and gives it a version above least. If server is empty, OnServer changes
+// OnServer makes a write or a delete fail with [ErrMoved] on any server other than the given
+// [Lineage.Server], and gives a write a version above least. If server is empty, OnServer changes
 // nothing.
 func (c WriteCondition) OnServer(server string, least int64) WriteCondition {
 	if server != "" {

@@ -204,13 +204,13 @@ func (s *PostgresStore) Lineage(ctx context.Context) (Lineage, error) {
 }
 
 // DeleteIf implements [Store].
-func (s *PostgresStore) DeleteIf(ctx context.Context, key Key, version int64) error {
-	return deleteFrom(ctx, s.table, s.fence, key, version, false)
+func (s *PostgresStore) DeleteIf(ctx context.Context, key Key, cond WriteCondition) error {
+	return deleteFrom(ctx, s.table, s.fence, key, cond, false)
 }
 
 // DeleteAndWake implements [Notifier].
-func (s *PostgresStore) DeleteAndWake(ctx context.Context, key Key, version int64) error {
-	return deleteFrom(ctx, s.table, s.fence, key, version, true)
+func (s *PostgresStore) DeleteAndWake(ctx context.Context, key Key, cond WriteCondition) error {
+	return deleteFrom(ctx, s.table, s.fence, key, cond, true)
 }
 
 // Wake implements [Notifier].

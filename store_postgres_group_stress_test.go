@@ -83,7 +83,7 @@ func TestWhatIsWrittenInGroupsIsNeitherLostNorDoubled(t *testing.T) {
 						made, err := store.PutIf(ctx, tenure.Object{Key: key}, tenure.IfAbsent())
 						judge(key, "create", 0, made.Version, err)
 					case err == nil && rand.N(4) == 0:
-						judge(key, "delete", obj.Version, 0, store.DeleteAndWake(ctx, key, obj.Version))
+						judge(key, "delete", obj.Version, 0, store.DeleteAndWake(ctx, key, tenure.IfVersion(obj.Version)))
 					case err == nil:
 						made, err := store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
 						judge(key, "replace", obj.Version, made.Version, err)

@@ -26,12 +26,12 @@ func (s groupedStore) PutIf(ctx context.Context, obj tenure.Object, cond tenure.
 	return s.PostgresStore.PutIf(s.Grouped(ctx), obj, cond)
 }
 
-func (s groupedStore) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
-	return s.PostgresStore.DeleteAndWake(s.Grouped(ctx), key, version)
+func (s groupedStore) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+	return s.PostgresStore.DeleteAndWake(s.Grouped(ctx), key, cond)
 }
 
-func (s groupedStore) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
-	return s.DeleteIf(ctx, key, version)
+func (s groupedStore) DeleteAndWake(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+	return s.DeleteIf(ctx, key, cond)
 }
 
 func TestPostgresKeepsTheContractInGroups(t *testing.T) {
@@ -73,7 +73,7 @@ func TestAVersionIsDrawnAfterAGroupsWaitForALock(t *testing.T) {
 		if obj.Version <= deleted {
 			t.Fatalf("version %d of the new object is not above %d of the deleted one", obj.Version, deleted)
 		}
-		kit.WantErr(t, store.DeleteIf(ctx, key, obj.Version), nil)
+		kit.WantErr(t, store.DeleteIf(ctx, key, tenure.IfVersion(obj.Version)), nil)
 	}
 }
 
@@ -436,7 +436,7 @@ func TestAWriteOnPostgresWhoseCommitFailsIsNotReportedAsDone(t *testing.T) {
 				_, replaced := store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
 				_, put := store.PutIf(ctx, obj, tenure.Unconditional())
 				_, created := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}}, tenure.IfAbsent())
-				deleted := store.DeleteIf(ctx, obj.Key, obj.Version)
+				deleted := store.DeleteIf(ctx, obj.Key, tenure.IfVersion(obj.Version))
 				for what, err := range map[string]error{"replace": replaced, "put": put, "create": created, "delete": deleted} {
 					if err == nil || !strings.Contains(err.Error(), "refused at the commit") {
 						t.Errorf("%s %s: got %v, want that the commit was refused", what, name, err)

@@ -107,7 +107,7 @@ func TestTombstonesThatACrashEmptiesAreUsedAndWarnedOf(t *testing.T) {
 		if obj.Version <= last {
 			t.Errorf("version %d follows %d", obj.Version, last)
 		}
-		kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
+		kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)), nil)
 		last = obj.Version
 		kit.WantErr(t, server.Restart("immediate"), nil)
 		store.Close()
@@ -156,7 +156,7 @@ func TestALeaseIsReleasedAndAcquiredWhateverBecomesOfTheTombstones(t *testing.T)
 				}
 				kit.WantErr(t, lease.Release(t.Context(), again), nil)
 			}
-			kit.WantErr(t, running.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
+			kit.WantErr(t, running.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)), nil)
 			if n := strings.Count(log.String(), "no table of tombstones"); n != 1 {
 				t.Errorf("%d lines about it:\n%s", n, log.String())
 			}
@@ -171,11 +171,11 @@ func TestWhatWasFoundInTheDatabaseIsLookedAtAgainAfterAWhile(t *testing.T) {
 	kit.Migrate(t, store)
 	kit.ExecPostgres(t, pool, `ALTER TABLE objects_tombstones RENAME TO elsewhere`)
 	obj := kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
-	kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
+	kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)), nil)
 	kit.ExecPostgres(t, pool, `ALTER TABLE elsewhere RENAME TO objects_tombstones`)
 	store.LookAgain()
 	obj = kit.Put(t, store, tenure.Object{Key: obj.Key})
-	kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
+	kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)), nil)
 	var version int64
 	kit.WantErr(t, pool.QueryRow(t.Context(), `SELECT max(resource_version) FROM objects_tombstones`).Scan(&version), nil)
 	if version != obj.Version {
@@ -390,17 +390,17 @@ func TestTombstonesArePrunedWhenTheClockIsADayPastThem(t *testing.T) {
 		"by a delete, an hour after": func() {
 			store.PrunedAt(time.Now().Add(-time.Hour))
 			obj := kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "other"}})
-			kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
+			kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)), nil)
 			kit.ExecPostgres(t, pool, `DELETE FROM objects_tombstones WHERE id = 'other'`)
 		},
 	}
 	for name, prune := range prune {
 		obj := kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "new"}})
-		kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
+		kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)), nil)
 		kit.ExecPostgres(t, pool, `INSERT INTO objects_tombstones SELECT 't', 'old' || i, 1 FROM generate_series(1, 10001) i`)
 		prune() // most of them
 		obj = kit.Put(t, store, tenure.Object{Key: obj.Key})
-		kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil) // and the rest
+		kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)), nil) // and the rest
 		var ids string
 		err := pool.QueryRow(t.Context(), `SELECT string_agg(id, ',') FROM objects_tombstones`).Scan(&ids)
 		if err != nil || ids != "new" {
@@ -426,7 +426,7 @@ func TestPruningAndDeletesDoNotDeadlock(t *testing.T) {
 		for _, obj := range objects {
 			wg.Go(func() {
 				store.PrunedAt(time.Time{})
-				if err := store.DeleteIf(context.Background(), obj.Key, obj.Version); err != nil {
+				if err := store.DeleteIf(context.Background(), obj.Key, tenure.IfVersion(obj.Version)); err != nil {
 					t.Error(err)
 				}
 			})

@@ -200,13 +200,13 @@ func (s *SQLiteStore) PutIf(ctx context.Context, obj Object, cond WriteCondition
 }
 
 // DeleteIf implements [Store].
-func (s *SQLiteStore) DeleteIf(ctx context.Context, key Key, version int64) error {
-	return deleteFrom(ctx, s.table, s.fence, key, version, false)
+func (s *SQLiteStore) DeleteIf(ctx context.Context, key Key, cond WriteCondition) error {
+	return deleteFrom(ctx, s.table, s.fence, key, cond, false)
 }
 
 // DeleteAndWake implements [Notifier].
-func (s *SQLiteStore) DeleteAndWake(ctx context.Context, key Key, version int64) error {
-	return deleteFrom(ctx, s.table, s.fence, key, version, true)
+func (s *SQLiteStore) DeleteAndWake(ctx context.Context, key Key, cond WriteCondition) error {
+	return deleteFrom(ctx, s.table, s.fence, key, cond, true)
 }
 
 // Wake implements [Notifier]. Other processes are woken by the change itself.

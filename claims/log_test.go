@@ -84,7 +84,7 @@ func TestTheLogOfASessionSpeaksOfTheSession(t *testing.T) {
 		c.fault(kit.Only("put", kit.Refuse)) // so that it does not find out before its end
 		key := claims.SessionKey(c.session.ID())
 		record := kit.Get(w.T, w.store, key)
-		require.NoError(w, w.store.DeleteIf(w.Context(), key, record.Version))
+		require.NoError(w, w.store.DeleteIf(w.Context(), key, tenure.IfVersion(record.Version)))
 		c.stop()
 
 		said := make(map[string]bool)

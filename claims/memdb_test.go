@@ -132,18 +132,18 @@ func (d *memDB) PutIf(ctx context.Context, o tenure.Object, cond tenure.WriteCon
 	return d.stamped(stored), err
 }
 
-func (d *memDB) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+func (d *memDB) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	err := d.records.DeleteIf(ctx, key, version)
+	err := d.records.DeleteIf(ctx, key, cond)
 	if err == nil {
 		d.watcher.recordDeleted(ctx, key.ID)
 	}
 	return err
 }
 
-func (d *memDB) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
-	err := d.DeleteIf(ctx, key, version)
+func (d *memDB) DeleteAndWake(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+	err := d.DeleteIf(ctx, key, cond)
 	if err == nil {
 		_ = d.Wake(ctx, key)
 	}

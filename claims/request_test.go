@@ -122,7 +122,7 @@ func TestARequestIsForTheClaimThatStands(t *testing.T) {
 			w := p.w
 			record, err := w.store.Get(context.Background(), claims.SessionKey(c.Session))
 			require.NoError(w, err)
-			require.NoError(w, w.store.DeleteIf(context.Background(), record.Key, record.Version))
+			require.NoError(w, w.store.DeleteIf(context.Background(), record.Key, tenure.IfVersion(record.Version)))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -267,7 +267,7 @@ func TestAQueueThatIsWorkedOnRegistersItself(t *testing.T) {
 		})
 
 		// The server of remote workers does it, too.
-		require.NoError(db, a.store.DeleteIf(db.Context(), key, now.Version))
+		require.NoError(db, a.store.DeleteIf(db.Context(), key, tenure.IfVersion(now.Version)))
 		q, err := claims.NewQueue(a.store, other)
 		require.NoError(db, err)
 		db.add(4, 4)

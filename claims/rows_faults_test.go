@@ -131,7 +131,7 @@ func TestACallThatWaitsForRowsFreesThoseThatTheirRemoverDoesNotKnow(t *testing.T
 		removed := time.Now()
 		obj, err := w.store.Get(w.Context(), claims.SessionKey(id))
 		require.NoError(w, err)
-		require.NoError(w, w.store.DeleteIf(w.Context(), obj.Key, obj.Version))
+		require.NoError(w, w.store.DeleteIf(w.Context(), obj.Key, tenure.IfVersion(obj.Version)))
 		require.Less(w, (<-got).Sub(removed), ttl/2)
 	})
 }

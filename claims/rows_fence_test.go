@@ -62,7 +62,7 @@ func (db *rowsDB) fences(store tenure.Database, c claims.Claim) map[string]func(
 				return err
 			}
 			db.exec(`INSERT INTO ledger VALUES ('x')`)
-			return fenced.DeleteIf(db.Context(), obj.Key, obj.Version)
+			return fenced.DeleteIf(db.Context(), obj.Key, tenure.IfVersion(obj.Version))
 		},
 	}
 }

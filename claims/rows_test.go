@@ -159,7 +159,7 @@ func (db *rowsDB) removeSession(session string) {
 	kit.Await(db.T, "the session is removed", func() bool { // it may be renewed meanwhile
 		record, err := store.Get(db.Context(), claims.SessionKey(session))
 		require.NoError(db, err)
-		return store.DeleteIf(db.Context(), record.Key, record.Version) == nil
+		return store.DeleteIf(db.Context(), record.Key, tenure.IfVersion(record.Version)) == nil
 	})
 }
 

@@ -333,9 +333,9 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 		w.canExpire(asked.Add(in + 2*time.Millisecond + rand.N(4*time.Millisecond)))
 		return
 	}
-	deleting, cancel := s.writeContext(objects.OnServer(objects.WithLeaseCall(ctx), on.Server))
+	deleting, cancel := s.writeContext(objects.WithLeaseCall(ctx))
 	defer cancel()
-	err = s.store.DeleteIf(deleting, SessionKey(id), o.Version)
+	err = s.store.DeleteIf(deleting, SessionKey(id), tenure.IfVersion(o.Version).OnServer(on.Server, 0))
 	switch {
 	case err == nil:
 		w.removed.Add(1)

@@ -122,7 +122,7 @@ func (d *tables) removeSession(session string) {
 	d.Helper()
 	key := claims.SessionKey(session)
 	o := must(d.store.Get(d.Context(), key))(d.T)
-	require.NoError(d, d.store.DeleteIf(d.Context(), key, o.Version))
+	require.NoError(d, d.store.DeleteIf(d.Context(), key, tenure.IfVersion(o.Version)))
 }
 
 func (d *tables) take(session string, ids, gone, missing []string) []objects.Claim {

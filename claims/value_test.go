@@ -290,8 +290,8 @@ func TestAStoreThatIsFencedByAClaimWritesOnlyWhileItStands(t *testing.T) {
 		}
 		_, err = fenced.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "late", ID: "1"}}, tenure.IfAbsent())
 		require.ErrorIs(t, err, tenure.ErrLost)
-		require.ErrorIs(t, fenced.DeleteIf(ctx, obj.Key, obj.Version), tenure.ErrLost)
-		require.ErrorIs(t, fenced.(tenure.Notifier).DeleteAndWake(ctx, obj.Key, obj.Version), tenure.ErrLost)
+		require.ErrorIs(t, fenced.DeleteIf(ctx, obj.Key, tenure.IfVersion(obj.Version)), tenure.ErrLost)
+		require.ErrorIs(t, fenced.(tenure.Notifier).DeleteAndWake(ctx, obj.Key, tenure.IfVersion(obj.Version)), tenure.ErrLost)
 		now, err := store.Get(ctx, obj.Key)
 		require.NoError(t, err)
 		require.Equal(t, obj.Version, now.Version)
@@ -299,7 +299,7 @@ func TestAStoreThatIsFencedByAClaimWritesOnlyWhileItStands(t *testing.T) {
 		require.ErrorIs(t, err, tenure.ErrNotFound)
 		fenced, err = tenure.Fence(store, next)
 		require.NoError(t, err)
-		require.NoError(t, fenced.DeleteIf(ctx, obj.Key, obj.Version))
+		require.NoError(t, fenced.DeleteIf(ctx, obj.Key, tenure.IfVersion(obj.Version)))
 
 		for _, bad := range []struct {
 			store tenure.Store

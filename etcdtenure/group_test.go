@@ -106,7 +106,7 @@ func TestWritesOfTheSameMomentShareARequestAndEachHasItsOwnAnswer(t *testing.T) 
 			obj.Payload = fmt.Append(nil, i, " ", round)
 			if i%4 < 2 {
 				written[i], errs[i] = store.PutIf(t.Context(), obj, tenure.IfVersion(obj.Version))
-			} else if errs[i] = store.DeleteIf(t.Context(), obj.Key, obj.Version); errs[i] == nil {
+			} else if errs[i] = store.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)); errs[i] == nil {
 				written[i], errs[i] = store.PutIf(t.Context(), obj, tenure.IfAbsent())
 			}
 		})
@@ -327,7 +327,7 @@ func TestOfTwoDeletionsAtTheSameMomentOneFindsNothing(t *testing.T) {
 			versions[i] = obj.Version
 		}
 		var errs [2 * objects]error
-		atOnce(len(errs), func(i int) { errs[i] = store.DeleteIf(t.Context(), widget(i/2), versions[i/2]) })
+		atOnce(len(errs), func(i int) { errs[i] = store.DeleteIf(t.Context(), widget(i/2), tenure.IfVersion(versions[i/2])) })
 		for i := range objects {
 			first, second := errs[2*i], errs[2*i+1]
 			if first != nil {
@@ -402,7 +402,7 @@ func deletesInAGroupAnsweredWith(t *testing.T, answer error) {
 	all.Go(func() { put(0) })
 	<-blocked
 	all.Go(func() { put(2) })
-	err := store.DeleteIf(t.Context(), objs[1].Key, objs[1].Version)
+	err := store.DeleteIf(t.Context(), objs[1].Key, tenure.IfVersion(objs[1].Version))
 	release()
 	all.Wait()
 	if err != nil { // it is nil if the two came more than groupPatience apart

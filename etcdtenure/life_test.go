@@ -202,7 +202,7 @@ func TestAWatchSurvivesACompaction(t *testing.T) {
 	obj := write()
 	link.restore()
 	awaitChange(t, watch, obj.Version)
-	require.NoError(t, other.DeleteIf(t.Context(), key, obj.Version))
+	require.NoError(t, other.DeleteIf(t.Context(), key, tenure.IfVersion(obj.Version)))
 	kit.Await(t, "the deletion has arrived", func() bool { change, ok := watch.Last(); return ok && change.Deleted })
 }
 

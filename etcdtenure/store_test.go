@@ -96,7 +96,7 @@ func TestADeletedObjectLeavesNothing(t *testing.T) {
 		obj.Name += "!"
 		obj, err = store.PutIf(t.Context(), obj, tenure.IfVersion(obj.Version))
 		require.NoError(t, err)
-		require.NoError(t, store.DeleteIf(t.Context(), obj.Key, obj.Version))
+		require.NoError(t, store.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)))
 	}
 	is, err := client.Get(t.Context(), "", clientv3.WithPrefix())
 	require.NoError(t, err)

@@ -219,10 +219,9 @@ func (s *Store) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteC
 }
 
 // DeleteIf deletes the object if it is at that version. Nothing remains of it.
-func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) (err error) {
+func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) (err error) {
 	defer storekit.OpError(ctx, &err, "etcdtenure: delete", key)
-	cond := tenure.IfVersion(version)
-	if err := cmp.Or(key.Validate(), cond.Validate(), storekit.CheckFenced(s.term, key), ctx.Err()); err != nil {
+	if err := cmp.Or(key.Validate(), cond.ValidateDelete(), storekit.CheckFenced(s.term, key), ctx.Err()); err != nil {
 		return err
 	}
 	e, revision, err := s.write(ctx, key, "", func(is int64) error {

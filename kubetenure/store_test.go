@@ -137,7 +137,7 @@ func TestAWriteThatIsSentTwiceHasSucceeded(t *testing.T) {
 	obj.Payload = []byte("2")
 	obj, err = store.PutIf(t.Context(), obj, tenure.IfVersion(obj.Version))
 	require.NoError(t, err)
-	require.NoError(t, store.DeleteIf(t.Context(), widget, obj.Version))
+	require.NoError(t, store.DeleteIf(t.Context(), widget, tenure.IfVersion(obj.Version)))
 
 	// The write of another is not taken for one's own.
 	obj, err = other.PutIf(t.Context(), tenure.Object{Key: widget}, tenure.IfAbsent())
@@ -234,7 +234,7 @@ func TestWhatOthersHavePutIntoALeaseStays(t *testing.T) {
 		"ownerReferences": [{"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "1-2-3"}]}}`)
 	obj, err = store.PutIf(t.Context(), obj, tenure.Unconditional())
 	require.NoError(t, err)
-	require.NoError(t, store.DeleteIf(t.Context(), widget, obj.Version))
+	require.NoError(t, store.DeleteIf(t.Context(), widget, tenure.IfVersion(obj.Version)))
 	meta := c.do(t, "GET", leases(ns)+"/a.widget", nil)["metadata"].(map[string]any)
 	require.Equal(t, "web", meta["labels"].(map[string]any)["app"])
 	require.Equal(t, "grüße", meta["annotations"].(map[string]any)["note"])
@@ -309,7 +309,7 @@ func TestVersionsAreAboveTheAnnotation(t *testing.T) {
 	require.NoError(t, err)
 	require.Greater(t, is.Version, int64(above))
 	awaitChange(t, watch, is.Version)
-	require.NoError(t, store.DeleteIf(t.Context(), widget, is.Version))
+	require.NoError(t, store.DeleteIf(t.Context(), widget, tenure.IfVersion(is.Version)))
 	is, err = store.PutIf(t.Context(), is, tenure.IfAbsent())
 	require.NoError(t, err)
 	require.Greater(t, is.Version, int64(above))

@@ -38,10 +38,9 @@ func (s *Store) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteC
 }
 
 // DeleteIf deletes the object if it has the given version. The Lease itself remains, without a holder.
-func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) (err error) {
+func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) (err error) {
 	defer storekit.OpError(ctx, &err, "kubetenure: delete", key)
-	cond := tenure.IfVersion(version)
-	if err := cmp.Or(key.Validate(), cond.Validate()); err != nil {
+	if err := cmp.Or(key.Validate(), cond.ValidateDelete()); err != nil {
 		return err
 	}
 	_, err = s.write(ctx, key, object{Type: key.Type, ID: key.ID, Deleted: true}, nil, func(is int64) error {

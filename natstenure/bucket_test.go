@@ -174,12 +174,12 @@ func TestTheKeysAndValuesOfABucketStayAsTheyAre(t *testing.T) {
 	require.NoError(t, lease.Renew(t.Context(), term))
 	gone, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "7"}, Name: "b"}, tenure.IfAbsent())
 	require.NoError(t, err)
-	require.NoError(t, store.DeleteIf(t.Context(), gone.Key, gone.Version))
+	require.NoError(t, store.DeleteIf(t.Context(), gone.Key, tenure.IfVersion(gone.Version)))
 	_, err = store.PutIf(t.Context(), tenure.Object{Key: gone.Key, Name: "größe", Payload: []byte("a payload")}, tenure.IfAbsent())
 	require.NoError(t, err)
 	gone, err = store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "8"}}, tenure.IfAbsent())
 	require.NoError(t, err)
-	require.NoError(t, store.DeleteIf(t.Context(), gone.Key, gone.Version))
+	require.NoError(t, store.DeleteIf(t.Context(), gone.Key, tenure.IfVersion(gone.Version)))
 	compareMessages(t, js, "KV_leases", "bucket")
 }
 
@@ -320,7 +320,7 @@ func TestOnlyAnOutdatedStoreReadsByDirectGets(t *testing.T) {
 	kit.Await(t, "both have read by direct gets", func() bool { return direct.Load() == 2 })
 	_, err = look.PutIf(t.Context(), obj, tenure.Unconditional())
 	require.ErrorIs(t, err, errors.ErrUnsupported)
-	require.ErrorIs(t, look.DeleteIf(t.Context(), obj.Key, obj.Version), errors.ErrUnsupported)
+	require.ErrorIs(t, look.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)), errors.ErrUnsupported)
 	_, err = kit.NewLease(t, look, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "other"}}).TryAcquire(t.Context())
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 }
@@ -358,7 +358,7 @@ func TestANameThatIsOnlyClaimedIsGivenToAnother(t *testing.T) {
 	require.Error(t, write(0))
 	_, err = store.Get(t.Context(), a.Key)
 	require.ErrorIs(t, err, tenure.ErrNotFound)
-	require.NoError(t, store.DeleteIf(t.Context(), b.Key, is.Version))
+	require.NoError(t, store.DeleteIf(t.Context(), b.Key, tenure.IfVersion(is.Version)))
 
 	// An existing object is not written for the sake of another's name.
 	was, err := store.PutIf(t.Context(), a, tenure.IfAbsent())

@@ -31,7 +31,7 @@ func TestTheSubjectsAndMessagesOfAStreamStayAsTheyAre(t *testing.T) {
 	require.NoError(t, err)
 	gone, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: strings.Repeat("long", 300)}, Name: "b"}, tenure.IfAbsent())
 	require.NoError(t, err)
-	require.NoError(t, store.DeleteIf(t.Context(), gone.Key, gone.Version))
+	require.NoError(t, store.DeleteIf(t.Context(), gone.Key, tenure.IfVersion(gone.Version)))
 
 	compareMessages(t, js, "TENURE", "stream")
 }

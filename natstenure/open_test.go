@@ -159,7 +159,7 @@ func TestAnObjectThatWasDeletedHasExisted(t *testing.T) {
 	require.NoError(t, err)
 	for _, deleted := range []bool{false, true} {
 		if deleted {
-			require.NoError(t, store.DeleteIf(t.Context(), a, obj.Version))
+			require.NoError(t, store.DeleteIf(t.Context(), a, tenure.IfVersion(obj.Version)))
 		}
 		for key, want := range map[tenure.Key]bool{a: true, b: false} {
 			known, err := store.EverExisted(t.Context(), key)

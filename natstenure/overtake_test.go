@@ -114,7 +114,7 @@ func TestAnAcquireOfADeadProcessIsRefusedOnceItIsOvertaken(t *testing.T) {
 						is, err := witness.PutIf(t.Context(), obj, tenure.IfAbsent())
 						require.NoError(t, err)
 						kit.WantErr(t, witness.Overtake(t.Context(), obj.Key), tenure.ErrExists)
-						kit.WantErr(t, witness.DeleteIf(t.Context(), obj.Key, is.Version), nil)
+						kit.WantErr(t, witness.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(is.Version)), nil)
 					}
 					ctx, cancel := context.WithCancel(t.Context())
 					sent := make(chan struct{})

@@ -196,10 +196,9 @@ func (s *Store) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteC
 
 // DeleteIf deletes the object if it is at that version. A small message remains in the stream
 // for each key that ever had an object.
-func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, version int64) (err error) {
+func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) (err error) {
 	defer s.opError(ctx, &err, "delete", key)
-	cond := tenure.IfVersion(version)
-	if err := cmp.Or(key.Validate(), cond.Validate(), s.checkWrite(key), ctx.Err()); err != nil {
+	if err := cmp.Or(key.Validate(), cond.ValidateDelete(), s.checkWrite(key), ctx.Err()); err != nil {
 		return err
 	}
 	_, err = s.write(ctx, key, func(before state) error {

@@ -496,8 +496,8 @@ func (m *moving) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Write
 	return m.Load().PutIf(ctx, obj, cond)
 }
 
-func (m *moving) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
-	return m.Load().DeleteIf(ctx, key, version)
+func (m *moving) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+	return m.Load().DeleteIf(ctx, key, cond)
 }
 
 func (m *moving) Lineage(ctx context.Context) (tenure.Lineage, error) { return m.Load().Lineage(ctx) }

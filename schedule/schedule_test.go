@@ -402,7 +402,7 @@ func TestAFormerHolderBeginsNoSlot(t *testing.T) {
 		key := tenure.Key{Type: "lease", ID: "test"}
 		obj, err := store.Get(t.Context(), key)
 		require.NoError(t, err)
-		require.NoError(t, store.DeleteIf(t.Context(), key, obj.Version))
+		require.NoError(t, store.DeleteIf(t.Context(), key, tenure.IfVersion(obj.Version)))
 		other, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: "other", TTL: 10 * time.Hour, Logger: quiet})
 		require.NoError(t, err)
 		_, err = other.TryAcquire(t.Context())

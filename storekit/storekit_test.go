@@ -108,7 +108,7 @@ func TestALostTermIsReportedWithItsSuccessor(t *testing.T) {
 
 	obj, err := store.Get(t.Context(), first.Key())
 	require.NoError(t, err)
-	require.NoError(t, store.DeleteIf(t.Context(), obj.Key, obj.Version))
+	require.NoError(t, store.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)))
 	var lost *tenure.LostError
 	require.ErrorAs(t, storekit.LostTo(t.Context(), store, first), &lost)
 	require.Nil(t, lost.To)

@@ -28,13 +28,13 @@ type broken struct {
 	*storetest.Mem
 	get  func(ctx context.Context, key tenure.Key) (tenure.Object, error)
 	put  func(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error)
-	del  func(ctx context.Context, key tenure.Key, version int64) error
+	del  func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error
 	list func(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error)
 
 	fence func(guard tenure.Guard) (tenure.Store, error)
 
 	watch func(key tenure.Key) tenure.Subscription
-	wake  func(ctx context.Context, key tenure.Key, version int64) error
+	wake  func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error
 	hint  func(ctx context.Context, key tenure.Key) error // nil: Mem's
 
 	unnamed bool
@@ -50,8 +50,8 @@ func (b *broken) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Write
 	return b.put(ctx, obj, cond)
 }
 
-func (b *broken) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
-	return b.del(ctx, key, version)
+func (b *broken) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+	return b.del(ctx, key, cond)
 }
 
 func (b *broken) List(ctx context.Context, objectType, after string, limit int) ([]tenure.Object, error) {
@@ -62,8 +62,8 @@ func (b *broken) Fence(guard tenure.Guard) (tenure.Store, error) { return b.fenc
 
 func (b *broken) Watch(key tenure.Key) tenure.Subscription { return b.watch(key) }
 
-func (b *broken) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
-	return b.wake(ctx, key, version)
+func (b *broken) DeleteAndWake(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+	return b.wake(ctx, key, cond)
 }
 
 func (b *broken) Wake(ctx context.Context, key tenure.Key) error {
@@ -100,7 +100,7 @@ func (w *brokenChanges) Last() (tenure.Change, bool) {
 }
 
 // behindFence replaces DeleteAndWake of the fenced store.
-func (b *broken) behindFence(wake func(term *tenure.Term, fenced tenure.Store) func(context.Context, tenure.Key, int64) error) {
+func (b *broken) behindFence(wake func(term *tenure.Term, fenced tenure.Store) func(context.Context, tenure.Key, tenure.WriteCondition) error) {
 	b.fence = func(guard tenure.Guard) (tenure.Store, error) {
 		term, _ := guard.(*tenure.Term)
 		fenced, err := b.Mem.Fence(term)
@@ -129,11 +129,11 @@ func (b *broken) checkedFirst(check func(term *tenure.Term, obj tenure.Object, c
 				}
 				return store.PutIf(ctx, obj, cond)
 			},
-			del: func(ctx context.Context, key tenure.Key, version int64) error {
-				if err := check(term, tenure.Object{Key: key}, tenure.IfVersion(version)); err != nil {
+			del: func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+				if err := check(term, tenure.Object{Key: key}, cond); err != nil {
 					return err
 				}
-				return store.DeleteIf(ctx, key, version)
+				return store.DeleteIf(ctx, key, cond)
 			},
 		}, nil
 	}
@@ -179,8 +179,8 @@ func (b *broken) fails(change func(ctx context.Context, key tenure.Key, err erro
 		written, err := b.Mem.PutIf(ctx, obj, cond)
 		return written, change(ctx, obj.Key, err)
 	}
-	b.del = func(ctx context.Context, key tenure.Key, version int64) error {
-		return change(ctx, key, b.Mem.DeleteIf(ctx, key, version))
+	b.del = func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+		return change(ctx, key, b.Mem.DeleteIf(ctx, key, cond))
 	}
 }
 
@@ -198,8 +198,8 @@ func (b *broken) keys(change func(tenure.Key) tenure.Key) {
 		obj.Key = key
 		return obj, err
 	}
-	b.del = func(ctx context.Context, key tenure.Key, version int64) error {
-		return b.Mem.DeleteIf(ctx, change(key), version)
+	b.del = func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+		return b.Mem.DeleteIf(ctx, change(key), cond)
 	}
 }
 
@@ -227,8 +227,8 @@ func restart(b *broken) {
 	}
 	b.Mem = fresh()
 	b.reads(func(*tenure.Object) {}, true) // reads whatever b.Mem is at that time
-	b.del = func(ctx context.Context, key tenure.Key, version int64) error {
-		err := b.Mem.DeleteIf(ctx, key, version)
+	b.del = func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+		err := b.Mem.DeleteIf(ctx, key, cond)
 		if err == nil {
 			b.Mem = fresh()
 		}
@@ -321,6 +321,20 @@ var breakages = []struct {
 			}
 			return b.Mem.PutIf(context.Background(), obj, plain)
 		})
+	}},
+	{"a write for another server is refused", "DeleteIf forgets the server", func(b *broken) {
+		b.Lineages = true
+		b.del = func(ctx context.Context, key tenure.Key, _ tenure.WriteCondition) error {
+			is, _ := b.Mem.Get(ctx, key)
+			return b.Mem.DeleteIf(ctx, key, tenure.IfVersion(is.Version))
+		}
+	}},
+	{"a write for another server is refused", "DeleteAndWake forgets the server", func(b *broken) {
+		b.Lineages = true
+		b.wake = func(ctx context.Context, key tenure.Key, _ tenure.WriteCondition) error {
+			is, _ := b.Mem.Get(ctx, key)
+			return b.Mem.DeleteAndWake(ctx, key, tenure.IfVersion(is.Version))
+		}
 	}},
 	{"a missing object is not found", "an empty object is returned instead", func(b *broken) {
 		b.fails(func(_ context.Context, _ tenure.Key, err error) error {
@@ -433,13 +447,21 @@ var breakages = []struct {
 			}
 		})
 	}},
+	{"DeleteIf deletes at that version only", "DeleteIf deletes without a version", func(b *broken) {
+		b.del = func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+			if is, err := b.Mem.Get(ctx, key); err == nil && cond == tenure.Unconditional() {
+				cond = tenure.IfVersion(is.Version)
+			}
+			return b.Mem.DeleteIf(ctx, key, cond)
+		}
+	}},
 	{"DeleteIf deletes at that version only", "DeleteIf ignores the version", func(b *broken) {
-		b.del = func(ctx context.Context, key tenure.Key, _ int64) error {
+		b.del = func(ctx context.Context, key tenure.Key, _ tenure.WriteCondition) error {
 			obj, err := b.Mem.Get(ctx, key)
 			if err != nil {
 				return err
 			}
-			return b.Mem.DeleteIf(ctx, key, obj.Version)
+			return b.Mem.DeleteIf(ctx, key, tenure.IfVersion(obj.Version))
 		}
 	}},
 
@@ -663,24 +685,24 @@ var breakages = []struct {
 		}
 	}},
 	{"DeleteAndWake deletes as DeleteIf does", "it deletes at any version", func(b *broken) {
-		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
-			if obj, err := b.Mem.Get(ctx, key); err == nil && version > 0 {
-				version = obj.Version
+		b.wake = func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+			if obj, err := b.Mem.Get(ctx, key); err == nil && cond.ValidateDelete() == nil {
+				cond = tenure.IfVersion(obj.Version)
 			}
-			return b.Mem.DeleteAndWake(ctx, key, version)
+			return b.Mem.DeleteAndWake(ctx, key, cond)
 		}
 	}},
 	{"DeleteAndWake deletes as DeleteIf does", "a conflict wakes and returns nil", func(b *broken) {
-		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
-			if err := b.Mem.DeleteAndWake(ctx, key, version); !errors.Is(err, tenure.ErrConflict) {
+		b.wake = func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+			if err := b.Mem.DeleteAndWake(ctx, key, cond); !errors.Is(err, tenure.ErrConflict) {
 				return err
 			}
 			return nil
 		}
 	}},
 	{"DeleteAndWake deletes as DeleteIf does", "a conflict does not name the current version", func(b *broken) {
-		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
-			err := b.Mem.DeleteAndWake(ctx, key, version)
+		b.wake = func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+			err := b.Mem.DeleteAndWake(ctx, key, cond)
 			if errors.Is(err, tenure.ErrConflict) {
 				return fmt.Errorf("delete %s: %w", key, tenure.ErrConflict)
 			}
@@ -688,40 +710,42 @@ var breakages = []struct {
 		}
 	}},
 	{"DeleteAndWake deletes as DeleteIf does", "a missing object is no error", func(b *broken) {
-		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
-			if err := b.Mem.DeleteAndWake(ctx, key, version); !errors.Is(err, tenure.ErrNotFound) {
+		b.wake = func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+			if err := b.Mem.DeleteAndWake(ctx, key, cond); !errors.Is(err, tenure.ErrNotFound) {
 				return err
 			}
 			return nil
 		}
 	}},
 	{"DeleteAndWake deletes as DeleteIf does", "the context is checked first", func(b *broken) {
-		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
+		b.wake = func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
 			if ctx.Err() != nil {
 				return fmt.Errorf("delete %s: %w", key, ctx.Err())
 			}
-			return b.Mem.DeleteAndWake(ctx, key, version)
+			return b.Mem.DeleteAndWake(ctx, key, cond)
 		}
 	}},
 	{"DeleteAndWake deletes as DeleteIf does", "contexts are ignored", func(b *broken) {
-		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
-			return b.Mem.DeleteAndWake(context.WithoutCancel(ctx), key, version)
+		b.wake = func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+			return b.Mem.DeleteAndWake(context.WithoutCancel(ctx), key, cond)
 		}
 	}},
 	{"DeleteAndWake deletes as DeleteIf does", "it checks before the deletion", func(b *broken) {
-		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
+		b.wake = func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
 			obj, err := b.Mem.Get(ctx, key)
-			if err != nil || obj.Version != version || version <= 0 {
-				return b.Mem.DeleteAndWake(ctx, key, version)
+			if err != nil || cond.ValidateDelete() != nil || cond.Check(key, obj.Version) != nil {
+				return b.Mem.DeleteAndWake(ctx, key, cond)
 			}
 			time.Sleep(time.Millisecond)
-			b.Mem.DeleteAndWake(ctx, key, version)
+			b.Mem.DeleteAndWake(ctx, key, cond)
 			return nil
 		}
 	}},
 	{"DeleteAndWake deletes as DeleteIf does", "versions restart after it", func(b *broken) {
 		restart(b)
-		b.wake = func(ctx context.Context, key tenure.Key, version int64) error { return b.del(ctx, key, version) }
+		b.wake = func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+			return b.del(ctx, key, cond)
+		}
 	}},
 
 	{"a deletion wakes every watch of the object", "it wakes nobody", func(b *broken) { b.wake = b.Mem.DeleteIf }},
@@ -747,20 +771,20 @@ var breakages = []struct {
 	}},
 	{"a deletion wakes every watch of the object", "it wakes only once", func(b *broken) {
 		woken := make(map[tenure.Key]bool)
-		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
+		b.wake = func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
 			if woken[key] {
-				return b.Mem.DeleteIf(ctx, key, version)
+				return b.Mem.DeleteIf(ctx, key, cond)
 			}
 			woken[key] = true
-			return b.Mem.DeleteAndWake(ctx, key, version)
+			return b.Mem.DeleteAndWake(ctx, key, cond)
 		}
 	}},
 	{"a deletion wakes every watch of the object", "a key with a quote gets no hint", func(b *broken) {
-		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
+		b.wake = func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
 			if strings.Contains(key.ID, "'") {
-				return b.Mem.DeleteIf(ctx, key, version)
+				return b.Mem.DeleteIf(ctx, key, cond)
 			}
-			return b.Mem.DeleteAndWake(ctx, key, version)
+			return b.Mem.DeleteAndWake(ctx, key, cond)
 		}
 	}},
 	{"a deletion wakes every watch of the object", "a hint is lost if nobody is receiving", func(b *broken) {
@@ -789,8 +813,8 @@ var breakages = []struct {
 			w := b.Mem.Watch(key)
 			return &brokenWatch{w, c, w.Stop}
 		}
-		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
-			err := b.Mem.DeleteIf(ctx, key, version)
+		b.wake = func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+			err := b.Mem.DeleteIf(ctx, key, cond)
 			if err == nil {
 				select {
 				case c <- struct{}{}:
@@ -827,31 +851,31 @@ var breakages = []struct {
 			w := b.Mem.Watch(key)
 			return &brokenWatch{w, w.C(), func() { watches.Add(-1); w.Stop() }}
 		}
-		b.wake = func(ctx context.Context, key tenure.Key, version int64) error {
+		b.wake = func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
 			if watches.Load() <= 0 {
-				return b.Mem.DeleteIf(ctx, key, version)
+				return b.Mem.DeleteIf(ctx, key, cond)
 			}
-			return b.Mem.DeleteAndWake(ctx, key, version)
+			return b.Mem.DeleteAndWake(ctx, key, cond)
 		}
 	}},
 
 	{"a fenced deletion wakes while the term is current", "it wakes nobody", func(b *broken) {
-		b.behindFence(func(_ *tenure.Term, fenced tenure.Store) func(context.Context, tenure.Key, int64) error {
+		b.behindFence(func(_ *tenure.Term, fenced tenure.Store) func(context.Context, tenure.Key, tenure.WriteCondition) error {
 			return fenced.DeleteIf
 		})
 	}},
 	{"a fenced deletion wakes while the term is current", "it bypasses the fence", func(b *broken) {
-		b.behindFence(func(*tenure.Term, tenure.Store) func(context.Context, tenure.Key, int64) error {
+		b.behindFence(func(*tenure.Term, tenure.Store) func(context.Context, tenure.Key, tenure.WriteCondition) error {
 			return b.Mem.DeleteAndWake
 		})
 	}},
 	{"a fenced deletion wakes while the term is current", "it deletes the lease's own object", func(b *broken) {
-		b.behindFence(func(term *tenure.Term, fenced tenure.Store) func(context.Context, tenure.Key, int64) error {
-			return func(ctx context.Context, key tenure.Key, version int64) error {
+		b.behindFence(func(term *tenure.Term, fenced tenure.Store) func(context.Context, tenure.Key, tenure.WriteCondition) error {
+			return func(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
 				if key == term.Key() {
-					return b.Mem.DeleteAndWake(ctx, key, version)
+					return b.Mem.DeleteAndWake(ctx, key, cond)
 				}
-				return fenced.(tenure.Notifier).DeleteAndWake(ctx, key, version)
+				return fenced.(tenure.Notifier).DeleteAndWake(ctx, key, cond)
 			}
 		})
 	}},

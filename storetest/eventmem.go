@@ -91,8 +91,8 @@ func (m *EventMem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Wri
 }
 
 // DeleteIf deletes the object if it is at that version.
-func (m *EventMem) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
-	return m.fenced.DeleteIf(ctx, key, version)
+func (m *EventMem) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+	return m.fenced.DeleteIf(ctx, key, cond)
 }
 
 // List returns copies of at most limit objects of a type, as [Mem.List] does.

@@ -23,8 +23,7 @@ type Call struct {
 	IDs       []string              // of the keys or rows that a call of claims names
 	Session   string                // for which a call of claims takes, frees or reads rows
 	Object    tenure.Object         // set for a put
-	Condition tenure.WriteCondition // set for a put
-	Version   int64                 // set for a delete
+	Condition tenure.WriteCondition // set for a put and a delete
 }
 
 // Hook is called in place of the store for each call. It decides what happens to the call, and
@@ -89,26 +88,26 @@ func (f *FaultyStore) PutIf(ctx context.Context, obj tenure.Object, cond tenure.
 }
 
 // DeleteIf is the store's DeleteIf.
-func (f *FaultyStore) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
-	return f.delete(ctx, key, version, f.store.DeleteIf)
+func (f *FaultyStore) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+	return f.delete(ctx, key, cond, f.store.DeleteIf)
 }
 
 // DeleteAndWake is the store's DeleteAndWake, or its DeleteIf and [tenure.Wake] if the store itself is
 // not a [tenure.Notifier].
-func (f *FaultyStore) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
+func (f *FaultyStore) DeleteAndWake(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
 	if notifier, ok := f.store.(tenure.Notifier); ok {
-		return f.delete(ctx, key, version, notifier.DeleteAndWake)
+		return f.delete(ctx, key, cond, notifier.DeleteAndWake)
 	}
-	err := f.DeleteIf(ctx, key, version)
+	err := f.DeleteIf(ctx, key, cond)
 	if err == nil {
 		err = tenure.Wake(ctx, f.store, key)
 	}
 	return err
 }
 
-func (f *FaultyStore) delete(ctx context.Context, key tenure.Key, version int64, send func(context.Context, tenure.Key, int64) error) error {
-	_, err := through(ctx, f, Call{Op: "delete", Key: key, Version: version}, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, send(ctx, key, version)
+func (f *FaultyStore) delete(ctx context.Context, key tenure.Key, cond tenure.WriteCondition, send func(context.Context, tenure.Key, tenure.WriteCondition) error) error {
+	_, err := through(ctx, f, Call{Op: "delete", Key: key, Condition: cond}, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, send(ctx, key, cond)
 	})
 	return err
 }

@@ -119,13 +119,13 @@ func TestAFaultyHookSeesTheCall(t *testing.T) {
 	if got.Op != "put" || got.Key != key || got.Object.Name != obj.Name || got.Condition != tenure.IfVersion(7) {
 		t.Errorf("a put: got call %+v", got)
 	}
-	store.DeleteIf(t.Context(), key, 7)
-	if got.Op != "delete" || got.Key != key || got.Version != 7 {
+	store.DeleteIf(t.Context(), key, tenure.IfVersion(7))
+	if got.Op != "delete" || got.Key != key || got.Condition != tenure.IfVersion(7) {
 		t.Errorf("a delete: got call %+v", got)
 	}
 	got = storetest.Call{}
-	store.DeleteAndWake(t.Context(), key, 8)
-	if got.Op != "delete" || got.Key != key || got.Version != 8 {
+	store.DeleteAndWake(t.Context(), key, tenure.IfVersion(8))
+	if got.Op != "delete" || got.Key != key || got.Condition != tenure.IfVersion(8) {
 		t.Errorf("a delete that wakes: got call %+v", got)
 	}
 	store.Get(t.Context(), key)
@@ -175,7 +175,7 @@ func TestFaultyWakesIfAndOnlyIfItsStoreDeleted(t *testing.T) {
 			t.Errorf("%s: the watch is not live, but the store's is", what)
 		}
 		store.SetHook(trial.hook)
-		if err := store.DeleteAndWake(t.Context(), key, obj.Version); !errors.Is(err, trial.want) {
+		if err := store.DeleteAndWake(t.Context(), key, tenure.IfVersion(obj.Version)); !errors.Is(err, trial.want) {
 			t.Errorf("%s: got error %v, want %v", what, err, trial.want)
 		}
 		if _, err := mem.Get(t.Context(), key); (err != nil) != trial.deletes {
@@ -205,7 +205,7 @@ func TestADelayedFaultyDeletionWakesWhenItLands(t *testing.T) {
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if err := store.DeleteAndWake(ctx, key, obj.Version); !errors.Is(err, context.DeadlineExceeded) {
+		if err := store.DeleteAndWake(ctx, key, tenure.IfVersion(obj.Version)); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("DeleteAndWake: got error %v, want %v", err, context.DeadlineExceeded)
 		}
 		if woken(watch) {
@@ -227,7 +227,7 @@ func TestAFaultyWatchBypassesTheHook(t *testing.T) {
 	})
 	obj := create(t, mem)
 	watch := store.Watch(key)
-	if err := mem.DeleteAndWake(t.Context(), key, obj.Version); err != nil {
+	if err := mem.DeleteAndWake(t.Context(), key, tenure.IfVersion(obj.Version)); err != nil {
 		t.Fatal(err)
 	}
 	if !watch.Live() || !woken(watch) {
@@ -248,10 +248,10 @@ func TestFaultyDeletesAndWakesNobodyIfItsStoreIsNotAWatcher(t *testing.T) {
 	})
 	watch := store.Watch(key)
 	obj := create(t, store)
-	if err := store.DeleteAndWake(t.Context(), key, obj.Version+1); !errors.Is(err, tenure.ErrConflict) {
+	if err := store.DeleteAndWake(t.Context(), key, tenure.IfVersion(obj.Version+1)); !errors.Is(err, tenure.ErrConflict) {
 		t.Errorf("DeleteAndWake at another version: got error %v, want %v", err, tenure.ErrConflict)
 	}
-	if err := store.DeleteAndWake(t.Context(), key, obj.Version); err != nil {
+	if err := store.DeleteAndWake(t.Context(), key, tenure.IfVersion(obj.Version)); err != nil {
 		t.Errorf("DeleteAndWake: got error %v, want none", err)
 	}
 	if _, err := store.Get(t.Context(), key); !errors.Is(err, tenure.ErrNotFound) {

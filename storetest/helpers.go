@@ -51,7 +51,7 @@ func put(t *testing.T, store tenure.Store, obj tenure.Object, cond tenure.WriteC
 
 func remove(t *testing.T, store tenure.Store, obj tenure.Object) {
 	t.Helper()
-	if err := store.DeleteIf(t.Context(), obj.Key, obj.Version); err != nil {
+	if err := store.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)); err != nil {
 		t.Fatalf("DeleteIf(%s, version %d): got error %q, want none", obj.Key, obj.Version, err)
 	}
 }
@@ -70,7 +70,7 @@ func putFails(t *testing.T, store tenure.Store, obj tenure.Object, cond tenure.W
 
 func deleteFails(t *testing.T, store tenure.Store, key tenure.Key, version int64, want error) {
 	t.Helper()
-	err := store.DeleteIf(t.Context(), key, version)
+	err := store.DeleteIf(t.Context(), key, tenure.IfVersion(version))
 	wantError(t, fmt.Sprintf("DeleteIf(%s, version %d)", key, version), err, want)
 }
 

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/wake"
 	"github.com/tenurelib/tenure/storekit"
 )
@@ -99,16 +98,15 @@ func (m *Mem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCon
 }
 
 // DeleteIf deletes the object if it is at that version.
-func (m *Mem) DeleteIf(ctx context.Context, key tenure.Key, version int64) (err error) {
+func (m *Mem) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) (err error) {
 	defer storekit.OpError(ctx, &err, "storetest: delete", key)
-	cond := tenure.IfVersion(version)
-	if err := cmp.Or(key.Validate(), cond.Validate(), storekit.CheckFenced(m.term, key), ctx.Err()); err != nil {
+	if err := cmp.Or(key.Validate(), cond.ValidateDelete(), storekit.CheckFenced(m.term, key), ctx.Err()); err != nil {
 		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if server := objects.ServerOf(ctx); server != "" && server != m.lineage.server {
-		return tenure.ErrMoved
+	if err := cond.CheckServer(m.lineage.server); err != nil {
+		return err
 	}
 	if err := m.checkTerm(); err != nil {
 		return err
@@ -133,8 +131,8 @@ func (m *Mem) Watch(key tenure.Key) tenure.Subscription { return m.watches.Watch
 
 // DeleteAndWake deletes the object if it is at that version, and wakes every watch of
 // it.
-func (m *Mem) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
-	err := m.DeleteIf(ctx, key, version)
+func (m *Mem) DeleteAndWake(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+	err := m.DeleteIf(ctx, key, cond)
 	if err == nil {
 		m.watches.Wake(key)
 	}

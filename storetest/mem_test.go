@@ -37,7 +37,7 @@ func TestMemsVersionsRiseAlthoughItsClockIsSetBack(t *testing.T) {
 			t.Errorf("version: got %d after %d", obj.Version, last)
 		}
 		last = obj.Version
-		if err := store.DeleteIf(t.Context(), key, last); err != nil {
+		if err := store.DeleteIf(t.Context(), key, tenure.IfVersion(last)); err != nil {
 			t.Fatal(err)
 		}
 		now = now.Add(-time.Hour)

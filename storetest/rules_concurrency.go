@@ -43,7 +43,7 @@ func oneOfAVersionSucceeds(t *testing.T, store *watched) {
 		var errs [contenders]error
 		together(contenders, func(i int) {
 			if deletes(i) {
-				errs[i] = store.DeleteIf(t.Context(), base.Key, base.Version)
+				errs[i] = store.DeleteIf(t.Context(), base.Key, tenure.IfVersion(base.Version))
 			} else {
 				answers[i], errs[i] = store.PutIf(t.Context(), numbered(base.Key.ID, i), tenure.IfVersion(base.Version))
 			}
@@ -116,7 +116,7 @@ func versionsRiseUnderConcurrency(t *testing.T, store *watched) {
 			case 4:
 				obj, err = store.Get(t.Context(), key)
 			case 5:
-				obj, err = tenure.Object{}, store.DeleteIf(t.Context(), key, known)
+				obj, err = tenure.Object{}, store.DeleteIf(t.Context(), key, tenure.IfVersion(known))
 			}
 			var conflict *tenure.ConflictError
 			switch {

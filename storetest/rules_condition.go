@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/tenurelib/tenure"
@@ -55,6 +56,11 @@ func deleteIfDeletesAtThatVersion(t *testing.T, store *watched) {
 		deleteFails(t, store, first.Key, version,
 			&tenure.ConflictError{Key: first.Key, Wanted: version, Current: second.Version})
 		same(t, "after a failed DeleteIf,", get(t, store, first.Key), second)
+	}
+	for _, cond := range []tenure.WriteCondition{tenure.IfAbsent(), tenure.Unconditional(), {}} {
+		err := store.DeleteIf(t.Context(), first.Key, cond)
+		wantError(t, fmt.Sprintf("DeleteIf(%s, %s)", first.Key, cond), err, tenure.ErrInvalid)
+		same(t, "after a DeleteIf without a version,", get(t, store, first.Key), second)
 	}
 	remove(t, store, second)
 	getFails(t, store, first.Key, tenure.ErrNotFound)

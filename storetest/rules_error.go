@@ -33,7 +33,7 @@ func endedContextIsTheCause(t *testing.T, store *watched) {
 			_, err := store.PutIf(ctx, numbered("b", 1), cond)
 			wantError(t, fmt.Sprintf("PutIf(%s) after the end of its context", cond), err, ctx.Err())
 		}
-		err = store.DeleteIf(ctx, obj.Key, obj.Version)
+		err = store.DeleteIf(ctx, obj.Key, tenure.IfVersion(obj.Version))
 		wantError(t, "DeleteIf after the end of its context", err, ctx.Err())
 
 		written := put(t, store, numbered("c", 1), tenure.Unconditional())
@@ -91,11 +91,11 @@ func errorNamesOperationAndKey(t *testing.T, store *watched) {
 	a, b, none := put(t, store, named(widget("a"), store.nameOr("name")), tenure.IfAbsent()), widget("b"), widget("none")
 	_, err := store.Get(ctx, none)
 	names("Get of a missing object", none, err)
-	names("DeleteIf of a missing object", none, store.DeleteIf(ctx, none, 1))
+	names("DeleteIf of a missing object", none, store.DeleteIf(ctx, none, tenure.IfVersion(1)))
 	names("IfVersion of a missing object", none, putOf(ctx, named(none, ""), tenure.IfVersion(1)))
 	names("IfAbsent of an object that exists", a.Key, putOf(ctx, a, tenure.IfAbsent()))
 	names("IfVersion at another version", a.Key, putOf(ctx, a, tenure.IfVersion(a.Version+1)))
-	names("DeleteIf at another version", a.Key, store.DeleteIf(ctx, a.Key, a.Version+1))
+	names("DeleteIf at another version", a.Key, store.DeleteIf(ctx, a.Key, tenure.IfVersion(a.Version+1)))
 	names("PutIf under a taken name", b, putOf(ctx, named(b, "name"), tenure.IfAbsent()))
 
 	// The key and the cause are the same, so only the operation distinguishes the texts.
@@ -105,7 +105,7 @@ func errorNamesOperationAndKey(t *testing.T, store *watched) {
 		for call, err := range map[string]error{
 			"Get":      err,
 			"PutIf":    putOf(ctx, a, tenure.Unconditional()),
-			"DeleteIf": store.DeleteIf(ctx, a.Key, a.Version),
+			"DeleteIf": store.DeleteIf(ctx, a.Key, tenure.IfVersion(a.Version)),
 		} {
 			names(call+" after the end of its context", a.Key, err)
 			texts[fmt.Sprint(err)] = true
@@ -132,7 +132,7 @@ func invalidIsRefused(t *testing.T, store *watched) {
 		}
 	}
 	deleteOf := func(key tenure.Key, version int64) func(ctx context.Context) error {
-		return func(ctx context.Context) error { return store.DeleteIf(ctx, key, version) }
+		return func(ctx context.Context) error { return store.DeleteIf(ctx, key, tenure.IfVersion(version)) }
 	}
 	calls := []call{
 		{"PutIf of a payload of MaxPayload+1 bytes", putOf(big, tenure.IfAbsent())},

@@ -92,7 +92,7 @@ func fenceRefuses(t *testing.T, store *watched) {
 	if _, err := f.PutIf(t.Context(), obj, tenure.IfVersion(obj.Version)); !errors.Is(err, tenure.ErrInvalid) {
 		t.Errorf("PutIf of the lease's own object: got error %v, want ErrInvalid", err)
 	}
-	if err := f.DeleteIf(t.Context(), obj.Key, obj.Version); !errors.Is(err, tenure.ErrInvalid) {
+	if err := f.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)); !errors.Is(err, tenure.ErrInvalid) {
 		t.Errorf("DeleteIf of the lease's own object: got error %v, want ErrInvalid", err)
 	}
 	same(t, "after writes through the fence,", get(t, store, obj.Key), obj)
@@ -141,7 +141,7 @@ func fenceHoldsBack(t *testing.T, store *watched) {
 			}
 		}
 		for _, version := range []int64{obj.Version, obj.Version + 1} {
-			if err := f.DeleteIf(t.Context(), obj.Key, version); !errors.Is(err, tenure.ErrLost) {
+			if err := f.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(version)); !errors.Is(err, tenure.ErrLost) {
 				t.Errorf("%s: DeleteIf(version %d): got error %v, want ErrLost", how, version, err)
 			}
 		}

@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"context"
 	"testing"
 
 	"github.com/tenurelib/tenure"
@@ -34,4 +35,18 @@ func writeElsewhereIsRefused(t *testing.T, store *watched) {
 		t.Errorf("PutIf returned version %d, which had to be above %d", second.Version, least)
 	}
 	same(t, "Get of", get(t, store, first.Key), second)
+
+	deletes := map[string]func(context.Context, tenure.Key, tenure.WriteCondition) error{"DeleteIf": store.DeleteIf}
+	if notifier, ok := store.Store.(tenure.Notifier); ok {
+		deletes["DeleteAndWake"] = notifier.DeleteAndWake
+	}
+	for name, remove := range deletes {
+		err := remove(t.Context(), first.Key, tenure.IfVersion(second.Version).OnServer(elsewhere, 0))
+		wantError(t, name+" on another server", err, tenure.ErrMoved)
+		same(t, "after "+name+" on another server,", get(t, store, first.Key), second)
+	}
+	if err := store.DeleteIf(t.Context(), first.Key, tenure.IfVersion(second.Version).OnServer(on.Server, 0)); err != nil {
+		t.Errorf("DeleteIf on this server: got error %q, want none", err)
+	}
+	getFails(t, store, first.Key, tenure.ErrNotFound)
 }

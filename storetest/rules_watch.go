@@ -46,11 +46,11 @@ func asWatcher(store *watched) (watcher, bool) {
 }
 
 // DeleteAndWake is the store's, or its DeleteIf if that wakes.
-func (w watcher) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
+func (w watcher) DeleteAndWake(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
 	if notifier, ok := w.Store.(tenure.Notifier); ok {
-		return notifier.DeleteAndWake(ctx, key, version)
+		return notifier.DeleteAndWake(ctx, key, cond)
 	}
-	return w.DeleteIf(ctx, key, version)
+	return w.DeleteIf(ctx, key, cond)
 }
 
 // changes watches a key until the test ends, and fails the test if the watch does not deliver
@@ -78,7 +78,7 @@ func (w watcher) removeAndWake(t *testing.T, obj tenure.Object) {
 	ctx, cancel := context.WithTimeout(t.Context(), wakesWithin)
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- w.DeleteAndWake(ctx, obj.Key, obj.Version) }()
+	go func() { done <- w.DeleteAndWake(ctx, obj.Key, tenure.IfVersion(obj.Version)) }()
 	select {
 	case err := <-done:
 		if err != nil {
@@ -276,7 +276,7 @@ func deleteAndWakeIsDeleteIf(t *testing.T, store *watched) {
 	w := watching(t, store)
 	deleted := func(ctx context.Context, what string, key tenure.Key, version int64, want error) {
 		t.Helper()
-		err := w.DeleteAndWake(ctx, key, version)
+		err := w.DeleteAndWake(ctx, key, tenure.IfVersion(version))
 		wantError(t, "DeleteAndWake "+what, err, want)
 		if err != nil && !strings.Contains(err.Error(), key.String()) {
 			t.Errorf("DeleteAndWake %s: got error %q, want %q in it", what, err, key)
@@ -307,7 +307,7 @@ func deleteAndWakeIsDeleteIf(t *testing.T, store *watched) {
 		same(t, "after deletions that failed,", get(t, store, obj.Key), obj)
 
 		errs := make([]error, 8)
-		together(len(errs), func(i int) { errs[i] = w.DeleteAndWake(ctx, obj.Key, obj.Version) })
+		together(len(errs), func(i int) { errs[i] = w.DeleteAndWake(ctx, obj.Key, tenure.IfVersion(obj.Version)) })
 		first := winner(t, errs)
 		for i, err := range errs {
 			if i != first && !errors.Is(err, tenure.ErrNotFound) && !errors.Is(err, tenure.ErrConflict) {
@@ -341,13 +341,13 @@ func fencedDeletionWakes(t *testing.T, store *watched) {
 	watches = append(watches, f.begun(t, widget("a")))
 	obj := put(t, f, numbered("a", 1), tenure.IfAbsent())
 	version := obj.Version + 1
-	wantError(t, "DeleteAndWake at another version", f.DeleteAndWake(t.Context(), obj.Key, version),
+	wantError(t, "DeleteAndWake at another version", f.DeleteAndWake(t.Context(), obj.Key, tenure.IfVersion(version)),
 		&tenure.ConflictError{Key: obj.Key, Wanted: version, Current: obj.Version})
 	f.removeAndWake(t, obj)
 	getFails(t, store, obj.Key, tenure.ErrNotFound)
 
 	record := get(t, store, term.Key())
-	if err := f.DeleteAndWake(t.Context(), record.Key, record.Version); !errors.Is(err, tenure.ErrInvalid) {
+	if err := f.DeleteAndWake(t.Context(), record.Key, tenure.IfVersion(record.Version)); !errors.Is(err, tenure.ErrInvalid) {
 		t.Errorf("DeleteAndWake of the lease's own object: got error %v, want ErrInvalid", err)
 	}
 	same(t, "after a deletion through the fence,", get(t, store, record.Key), record)
@@ -357,7 +357,7 @@ func fencedDeletionWakes(t *testing.T, store *watched) {
 		t.Fatalf("release: got error %q, want none", err)
 	}
 	for _, version := range []int64{obj.Version, obj.Version + 1} {
-		if err := f.DeleteAndWake(t.Context(), obj.Key, version); !errors.Is(err, tenure.ErrLost) {
+		if err := f.DeleteAndWake(t.Context(), obj.Key, tenure.IfVersion(version)); !errors.Is(err, tenure.ErrLost) {
 			t.Errorf("DeleteAndWake(version %d) after the term: got error %v, want ErrLost", version, err)
 		}
 	}

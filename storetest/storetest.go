@@ -71,7 +71,7 @@ func Run(t *testing.T, newStore func(t *testing.T) tenure.Store) {
 			"PutIf with Unconditional succeeds whether the object exists or not.",
 			unconditionalCreatesAndReplaces},
 		{"DeleteIf deletes at that version only",
-			"DeleteIf of an object that is at another version changes nothing and returns a *ConflictError that names the wanted and the current version.",
+			"DeleteIf of an object that is at another version changes nothing and returns a *ConflictError that names the wanted and the current version. A condition that is not an IfVersion is an ErrInvalid.",
 			deleteIfDeletesAtThatVersion},
 
 		{"versions go on after a deletion",
@@ -152,7 +152,7 @@ func Run(t *testing.T, newStore func(t *testing.T) tenure.Store) {
 			fenceIsAtomic},
 
 		{"a write for another server is refused",
-			"A store's Lineage, unless it is zero, names the server and has a mark. A write whose condition names another server returns ErrMoved and changes nothing; one that names this server gets a version above the least that it asks for. The mark stays the same.",
+			"A store's Lineage, unless it is zero, names the server and has a mark. A write, a DeleteIf or a DeleteAndWake whose condition names another server returns ErrMoved and changes nothing; a write that names this server gets a version above the least that it asks for. The mark stays the same.",
 			writeElsewhereIsRefused},
 
 		{"DeleteAndWake deletes as DeleteIf does",

@@ -82,10 +82,10 @@ func (w *watched) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Writ
 	return written, nil
 }
 
-func (w *watched) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
-	err := w.Store.DeleteIf(ctx, key, version)
-	if err == nil && !w.first(w.spent, versionOf{key, tenure.IfVersion(version)}) {
-		w.fault("DeleteIf(%s, version %d) succeeded, although that version had been replaced or deleted", key, version)
+func (w *watched) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+	err := w.Store.DeleteIf(ctx, key, cond)
+	if err == nil && !w.first(w.spent, versionOf{key, cond}) {
+		w.fault("DeleteIf(%s, %s) succeeded, although that version had been replaced or deleted", key, cond)
 	}
 	return err
 }

@@ -100,7 +100,7 @@ func (w *witness) openStore(ctx context.Context) {
 		defer closer.Close()
 	}
 	w.opened <- store
-	if err := store.DeleteIf(ctx, unused, 1); errors.Is(err, tenure.ErrSetup) {
+	if err := store.DeleteIf(ctx, unused, tenure.IfVersion(1)); errors.Is(err, tenure.ErrSetup) {
 		w.cfg.Logger.Error("this witness cannot release leases", "error", err)
 	}
 	for ctx.Err() == nil {

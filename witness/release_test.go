@@ -40,8 +40,8 @@ func (s wakeable) Get(ctx context.Context, key tenure.Key) (tenure.Object, error
 	}
 }
 
-func (s wakeable) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
-	err := s.Store.DeleteIf(ctx, key, version)
+func (s wakeable) DeleteAndWake(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+	err := s.Store.DeleteIf(ctx, key, cond)
 	if s.losing != nil {
 		s.losing.Do(func() { err = errors.New("the answer was lost") })
 	}
@@ -149,9 +149,9 @@ type cancelling struct {
 	cancel context.CancelFunc
 }
 
-func (s cancelling) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
+func (s cancelling) DeleteAndWake(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
 	defer s.cancel()
-	return s.wakeable.DeleteAndWake(ctx, key, version)
+	return s.wakeable.DeleteAndWake(ctx, key, cond)
 }
 
 func TestTheTimeForReleasesBeginsWhenTheProgramHasSettled(t *testing.T) {

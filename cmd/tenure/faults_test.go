@@ -183,7 +183,7 @@ func TestAProgramWhoseLeaseRecordIsDeletedIsKilledAtOnce(t *testing.T) {
 	store := s.open(t)
 	eventually(t, soon, "the record is deleted", func() bool {
 		h, held := holding(t, store)
-		return held && store.DeleteIf(t.Context(), h.Key, h.Version) == nil
+		return held && store.DeleteIf(t.Context(), h.Key, tenure.IfVersion(h.Version)) == nil
 	})
 	s.awaitStart(t, 1)
 	for _, e := range s.events(t) {
@@ -701,7 +701,7 @@ func TestOnLossKillHoldsForAServiceWhoseGuardIsGone(t *testing.T) {
 			}
 			eventually(t, soon, "the record is deleted", func() bool {
 				h, held := holding(t, store)
-				return held && store.DeleteIf(t.Context(), h.Key, h.Version) == nil
+				return held && store.DeleteIf(t.Context(), h.Key, tenure.IfVersion(h.Version)) == nil
 			})
 			eventually(t, soon, "-stop kills", func() bool { return exists(killed) })
 		})

@@ -131,7 +131,7 @@ func (s sandboxes) finishDeletion(ctx context.Context, driver Driver, sb Sandbox
 }
 
 func (s sandboxes) remove(ctx context.Context, sb Sandbox) error {
-	return s.store.DeleteIf(ctx, sandboxKey(sb.Name), sb.Version)
+	return s.store.DeleteIf(ctx, sandboxKey(sb.Name), tenure.IfVersion(sb.Version))
 }
 
 func (s sandboxes) get(ctx context.Context, name string) (Sandbox, error) {

@@ -59,7 +59,7 @@ func takeOver(ctx context.Context, store tenure.Store) error {
 	if err != nil {
 		return err
 	}
-	if err := store.DeleteIf(ctx, held.Key, held.Version); err != nil {
+	if err := store.DeleteIf(ctx, held.Key, tenure.IfVersion(held.Version)); err != nil {
 		return err
 	}
 	_, err = lease.TryAcquire(ctx)

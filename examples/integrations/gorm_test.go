@@ -89,7 +89,7 @@ func TestOnlyTheHolderCommitsTransactionsOfGORM(t *testing.T) {
 			must(t, err)
 			held, err := lease.Read(ctx)
 			must(t, err)
-			must(t, store.DeleteIf(ctx, held.Key, held.Version)) // as if it had expired, and the next holder had come and gone
+			must(t, store.DeleteIf(ctx, held.Key, tenure.IfVersion(held.Version))) // as if it had expired, and the next holder had come and gone
 			err = tenure.FenceError(db.Transaction(func(tx *gorm.DB) error {
 				fence, args, err := store.FenceStatement(term)
 				must(t, err)

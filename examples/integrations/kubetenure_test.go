@@ -121,7 +121,7 @@ func TestAManagerIsAJobThatLosesAndRegainsItsLeaseWithinOneProcess(t *testing.T)
 		// Another replica takes the lease away.
 		obj, err := store.Get(ctx, key)
 		must(t, err)
-		must(t, store.DeleteIf(ctx, key, obj.Version))
+		must(t, store.DeleteIf(ctx, key, tenure.IfVersion(obj.Version)))
 	}
 }
 

@@ -42,7 +42,7 @@ func TestTheFencedWriteOfTheREADME(t *testing.T) {
 		}
 		held, err := lease.Read(ctx)
 		if err == nil {
-			err = store.DeleteIf(ctx, held.Key, held.Version)
+			err = store.DeleteIf(ctx, held.Key, tenure.IfVersion(held.Version))
 		}
 		if err != nil {
 			t.Error(err)

@@ -130,7 +130,7 @@ type Table interface {
 	Get(ctx context.Context, id ID) (Row, error)
 	List(ctx context.Context, objectType, after string, limit int) ([]Row, error)
 	Put(ctx context.Context, obj Row, cond Condition, fence *Fence) (Row, error)
-	Delete(ctx context.Context, id ID, version int64, fence *Fence, wake bool) error
+	Delete(ctx context.Context, id ID, cond Condition, fence *Fence, wake bool) error
 	Wake(ctx context.Context, id ID) error
 	FenceStatement(fence *Fence) (query string, args []any, err error)
 	PutStatement(obj Row, version int64) (query string, args []any, err error)
@@ -177,8 +177,8 @@ type RightKey string
 
 type serverKey struct{}
 
-// OnServer names the server on which a deletion or a statement of claims must happen, as a [Condition] does for other
-// writes. On any other server it fails with [ErrMoved].
+// OnServer names the server on which a statement of claims must happen, as a [Condition] does for writes of objects. On
+// any other server it fails with [ErrMoved].
 func OnServer(ctx context.Context, server string) context.Context {
 	return context.WithValue(ctx, serverKey{}, server)
 }

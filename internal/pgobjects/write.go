@@ -236,20 +236,19 @@ func serverOf(name string) int64 {
 	return server
 }
 
-// Delete deletes an object if it is at that version. If wake is set, it wakes every watch
+// Delete deletes an object if it is at the condition's version. If wake is set, it wakes every watch
 // of the object, and the deletion need not be durable. It returns [objects.ErrNotFound], an
 // [*objects.Conflict] or the fence's error.
-func (t *Table) Delete(ctx context.Context, id objects.ID, version int64, fence *objects.Fence, wake bool) error {
+func (t *Table) Delete(ctx context.Context, id objects.ID, cond objects.Condition, fence *objects.Fence, wake bool) error {
 	ctx, cancel := objects.Limited(ctx)
 	defer cancel()
-	err := t.setups.write(ctx, func(found *setup) error { return t.remove(ctx, found, id, version, fence, wake) })
+	err := t.setups.write(ctx, func(found *setup) error { return t.remove(ctx, found, id, cond, fence, wake) })
 	return t.setups.explain(t.explainLocked(ctx, id, err))
 }
 
-func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, version int64, fence *objects.Fence, wake bool) (err error) {
+func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, cond objects.Condition, fence *objects.Fence, wake bool) (err error) {
 	var gone int
-	cond := objects.Condition{Server: objects.ServerOf(ctx)}
-	args := []any{id.Type, id.ID, version, serverOf(cond.Server)}
+	args := []any{id.Type, id.ID, cond.Version, serverOf(cond.Server)}
 	text := removeObject
 	if found.tombstones {
 		text += andBury
@@ -267,7 +266,7 @@ func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, version
 		err = t.alone(ctx, w)
 	}
 	if wake && cannotNotify(err) {
-		return t.remove(ctx, found, id, version, fence, false) // a standby that notices late is better than a lease that is not released
+		return t.remove(ctx, found, id, cond, fence, false) // a standby that notices late is better than a lease that is not released
 	}
 	if err != nil {
 		return err
@@ -282,7 +281,7 @@ func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, version
 	case current == 0:
 		return pgx.ErrNoRows
 	default:
-		return &objects.Conflict{Wanted: version, Current: current}
+		return &objects.Conflict{Wanted: cond.Version, Current: current}
 	}
 }
 

@@ -112,11 +112,11 @@ func (t *Table) takenBy(ctx context.Context, tx *sql.Tx, r *objects.Row) error {
 
 // Delete deletes an object if it is at that version, and then wakes every watch of it if
 // wake is set.
-func (t *Table) Delete(ctx context.Context, id objects.ID, version int64, fence *objects.Fence, wake bool) error {
+func (t *Table) Delete(ctx context.Context, id objects.ID, cond objects.Condition, fence *objects.Fence, wake bool) error {
 	ctx, cancel := objects.Limited(ctx)
 	defer cancel()
 	err := t.write(ctx, fence, func(tx *sql.Tx) error {
-		err := t.atVersion(ctx, tx, id, version, func(version int64) error {
+		err := t.atVersion(ctx, tx, id, cond.Version, func(version int64) error {
 			done, err := tx.ExecContext(ctx, t.in(removeObject), id.Type, id.ID, version)
 			if err != nil {
 				return err
@@ -129,7 +129,7 @@ func (t *Table) Delete(ctx context.Context, id objects.ID, version int64, fence 
 		if err != nil {
 			return err
 		}
-		if _, err := tx.ExecContext(ctx, t.in(buryObject), id.Type, id.ID, version); err != nil {
+		if _, err := tx.ExecContext(ctx, t.in(buryObject), id.Type, id.ID, cond.Version); err != nil {
 			return err
 		}
 		_, err = tx.ExecContext(ctx, t.in(pruneTombstones), time.Now().Add(-objects.TombstoneAge).UnixMicro())

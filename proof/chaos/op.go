@@ -85,7 +85,7 @@ func (o *op) run(ctx context.Context, store tenure.Store) error {
 	case put:
 		obj, err = store.PutIf(ctx, obj, tenure.Unconditional())
 	case remove:
-		err = store.DeleteIf(ctx, obj.Key, o.Version)
+		err = store.DeleteIf(ctx, obj.Key, tenure.IfVersion(o.Version))
 	}
 	var mismatch *tenure.ConflictError
 	switch {

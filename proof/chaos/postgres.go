@@ -244,7 +244,7 @@ func (db *postgres) tryClock(ctx context.Context) error {
 			return fmt.Errorf("the library does not see that the clock is set: %v", times)
 		}
 	}
-	return store.DeleteIf(ctx, obj.Key, obj.Version)
+	return store.DeleteIf(ctx, obj.Key, tenure.IfVersion(obj.Version))
 }
 
 func (db *postgres) replica(i int, cfg replicaConfig) (replicaConfig, *rig.Proxy, error) {

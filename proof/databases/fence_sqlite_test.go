@@ -110,7 +110,7 @@ func TestAFenceOnSQLiteIsLostToAHolderOfAnyName(t *testing.T) {
 	term := kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{}))
 	fenced, err := tenure.Fence(store, term)
 	require.NoError(t, err)
-	require.NoError(t, store.DeleteIf(t.Context(), term.Key(), kit.Get(t, store, term.Key()).Version))
+	require.NoError(t, store.DeleteIf(t.Context(), term.Key(), tenure.IfVersion(kit.Get(t, store, term.Key()).Version)))
 	for _, name := range []string{"no such table", "no such column", "UNIQUE constraint failed", "readonly database"} {
 		other := kit.NewLease(t, store, tenure.LeaseConfig{Holder: name})
 		took := kit.MustAcquire(t, other)

@@ -109,7 +109,7 @@ func TestAFencedTxWritesAllOrNothing(t *testing.T) {
 
 			held, err := lease.Read(ctx)
 			require.NoError(t, err)
-			require.NoError(t, store.DeleteIf(ctx, held.Key, held.Version))
+			require.NoError(t, store.DeleteIf(ctx, held.Key, tenure.IfVersion(held.Version)))
 			var lost *tenure.LostError
 			require.ErrorAs(t, tenure.FencedTx(ctx, store, term, db, nil, insert), &lost)
 			require.False(t, term.Valid(), "the refused write ends the term")
@@ -166,7 +166,7 @@ func TestAPutStatementWritesOnlyWhatHasTheVersion(t *testing.T) {
 			require.Equal(t, obj.Name, now.Name)
 			require.Greater(t, now.Version, old.Version)
 			require.Equal(t, old.CreatedAt, now.CreatedAt)
-			require.NoError(t, store.DeleteIf(t.Context(), key, now.Version))
+			require.NoError(t, store.DeleteIf(t.Context(), key, tenure.IfVersion(now.Version)))
 			kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "slot", ID: "b"}})
 			require.Error(t, write(now.Version), "the object is gone")
 			var rows int

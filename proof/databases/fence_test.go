@@ -367,7 +367,7 @@ func TestAFenceIsOneRoundTrip(t *testing.T) {
 		require.NoError(t, err)
 		written, err := fenced.PutIf(t.Context(), obj, tenure.IfVersion(created.Version))
 		require.NoError(t, err)
-		require.NoError(t, fenced.DeleteIf(t.Context(), obj.Key, written.Version))
+		require.NoError(t, fenced.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(written.Version)))
 	}
 	createReplaceAndDelete() // prepares the statements
 	before := trips()

@@ -274,7 +274,10 @@ func wantRowTakenOver(t *testing.T, store tenure.Store, insert func()) {
 			t.Fatalf("%s: got version %d, %v; want one that can be counted on", what, version, err)
 		}
 	}
-	free := func(version int64) { t.Helper(); kit.WantErr(t, store.DeleteIf(ctx, kit.LeaseKey, version), nil) }
+	free := func(version int64) {
+		t.Helper()
+		kit.WantErr(t, store.DeleteIf(ctx, kit.LeaseKey, tenure.IfVersion(version)), nil)
+	}
 
 	insert()
 	obj := get()
@@ -293,7 +296,7 @@ func wantRowTakenOver(t *testing.T, store tenure.Store, insert func()) {
 	kit.WantErr(t, err, tenure.ErrExists)
 	_, err = store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.IfVersion(other))
 	kit.WantErr(t, err, tenure.ErrConflict)
-	kit.WantErr(t, store.DeleteIf(ctx, kit.LeaseKey, other), tenure.ErrConflict)
+	kit.WantErr(t, store.DeleteIf(ctx, kit.LeaseKey, tenure.IfVersion(other)), tenure.ErrConflict)
 	free(obj.Version)
 	created, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.IfAbsent())
 	wantVersion("created after the row was deleted", created.Version, err)
@@ -514,7 +517,7 @@ func TestATombstoneIsNotPoisonedByAVersionThatNothingCanFollow(t *testing.T) {
 			kit.ExecSQL(t, db, `UPDATE objects SET resource_version = $1`, version)
 			obj, err = store.Get(ctx, kit.LeaseKey)
 			kit.WantErr(t, err, nil)
-			kit.WantErr(t, store.DeleteIf(ctx, kit.LeaseKey, obj.Version), nil)
+			kit.WantErr(t, store.DeleteIf(ctx, kit.LeaseKey, tenure.IfVersion(obj.Version)), nil)
 		}
 		wantAbove := func(ahead int64) {
 			t.Helper()
@@ -522,7 +525,7 @@ func TestATombstoneIsNotPoisonedByAVersionThatNothingCanFollow(t *testing.T) {
 			if err != nil || obj.Version <= ahead || obj.Version >= 1<<62 {
 				t.Errorf("created at version %d, %v; want one above %d", obj.Version, err, ahead)
 			}
-			kit.WantErr(t, store.DeleteIf(ctx, kit.LeaseKey, obj.Version), nil)
+			kit.WantErr(t, store.DeleteIf(ctx, kit.LeaseKey, tenure.IfVersion(obj.Version)), nil)
 		}
 		bury(math.MaxInt64)
 		wantAbove(0)

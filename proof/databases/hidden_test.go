@@ -76,7 +76,7 @@ func hiddenFence(h *kit.Hidden, within string) {
 	kit.ExecSQL(h.T, h.SQL, `UPDATE `+h.Real("objects")+` SET payload = 'of the next term' WHERE id LIKE 'over: %'`)
 	old, err := h.Store.PutIf(h.Context(), old, tenure.IfVersion(old.Version))
 	require.NoError(h, err)
-	require.NoError(h, h.Store.DeleteIf(h.Context(), gone.Key, gone.Version))
+	require.NoError(h, h.Store.DeleteIf(h.Context(), gone.Key, tenure.IfVersion(gone.Version)))
 	if within == "the session" {
 		h.HideFromSession()
 	}
@@ -120,7 +120,7 @@ func hiddenFence(h *kit.Hidden, within string) {
 	kit.ExecSQL(h.T, h.SQL, query, args...)
 	again, err = h.Store.Get(h.Context(), gone.Key)
 	require.NoError(h, err)
-	require.NoError(h, h.Store.DeleteIf(h.Context(), again.Key, again.Version))
+	require.NoError(h, h.Store.DeleteIf(h.Context(), again.Key, tenure.IfVersion(again.Version)))
 	kit.MigrateClaims(h.T, h.Store)
 	require.Equal(h, before, h.Copies(), "the copies were written")
 }

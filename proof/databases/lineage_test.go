@@ -351,7 +351,7 @@ func TestARecordIsNotWrittenAgainAfterALaterOneWasDeleted(t *testing.T) {
 	}
 	later, err := write(1)
 	require.NoError(t, err)
-	require.NoError(t, table.Delete(t.Context(), id, later.Version, nil, false))
+	require.NoError(t, table.Delete(t.Context(), id, objects.Condition{Kind: objects.IfVersion, Version: later.Version}, nil, false))
 	_, err = write(later.Version - 1)
 	require.ErrorIs(t, err, objects.ErrExists)
 	_, err = write(later.Version)

@@ -94,7 +94,7 @@ func TestThroughPgBouncerAStolenLeaseFencesItsFormerHolderOut(t *testing.T) {
 	gone := kit.Put(t, fenced, tenure.Object{Key: tenure.Key{Type: "t", ID: "gone"}})
 	gone, err = fenced.PutIf(ctx, gone, tenure.IfVersion(gone.Version))
 	kit.WantErr(t, err, nil)
-	kit.WantErr(t, fenced.DeleteIf(ctx, gone.Key, gone.Version), nil)
+	kit.WantErr(t, fenced.DeleteIf(ctx, gone.Key, tenure.IfVersion(gone.Version)), nil)
 
 	kit.ExecPostgres(t, pool, silenceSQL)
 	kit.MustAcquire(t, kit.NewLease(t, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}), tenure.LeaseConfig{Holder: "new"}))
@@ -103,7 +103,7 @@ func TestThroughPgBouncerAStolenLeaseFencesItsFormerHolderOut(t *testing.T) {
 	kit.WantErr(t, err, tenure.ErrLost)
 	_, err = fenced.PutIf(ctx, kept, tenure.IfVersion(kept.Version))
 	kit.WantErr(t, err, tenure.ErrLost)
-	kit.WantErr(t, fenced.DeleteIf(ctx, kept.Key, kept.Version), tenure.ErrLost)
+	kit.WantErr(t, fenced.DeleteIf(ctx, kept.Key, tenure.IfVersion(kept.Version)), tenure.ErrLost)
 
 	var rows int
 	kit.WantErr(t, pool.QueryRow(ctx, `SELECT count(*) FROM ledger`).Scan(&rows), nil)
@@ -185,7 +185,7 @@ func TestThroughPgBouncerALockTimeoutEndsTheWaitOfItsClientAlone(t *testing.T) {
 		kit.WantErr(t, err, nil)
 		obj, err = store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
 		kit.WantErr(t, err, nil)
-		kit.WantErr(t, store.DeleteIf(ctx, obj.Key, obj.Version), nil)
+		kit.WantErr(t, store.DeleteIf(ctx, obj.Key, tenure.IfVersion(obj.Version)), nil)
 	}
 	kit.WantErr(t, store.Fenced(ctx, term, func(pgx.Tx) error { return nil }), nil)
 
@@ -264,7 +264,7 @@ func TestThroughPgBouncerAnOperationIsOneRoundTrip(t *testing.T) {
 		oneTrip(name+"replace", write(tenure.Unconditional()))
 		oneTrip(name+"get", func() error { _, err := store.Get(ctx, obj.Key); return err })
 		oneTrip(name+"list", func() error { _, err := store.(tenure.Lister).List(ctx, "t", "", 10); return err })
-		oneTrip(name+"delete", func() error { return store.DeleteIf(ctx, obj.Key, obj.Version) })
+		oneTrip(name+"delete", func() error { return store.DeleteIf(ctx, obj.Key, tenure.IfVersion(obj.Version)) })
 	}
 	oneTrip("release", func() error { return lease.Release(ctx, term) })
 }

@@ -39,7 +39,7 @@ func TestACallWithoutADeadlineDoesNotWaitForALockedRecordForEver(t *testing.T) {
 	for name, call := range map[string]func() error{
 		"renew":  func() error { return lease.Renew(ctx, term) },
 		"put":    func() error { _, err := store.PutIf(ctx, obj, tenure.IfVersion(obj.Version)); return err },
-		"delete": func() error { return store.DeleteIf(ctx, obj.Key, obj.Version) },
+		"delete": func() error { return store.DeleteIf(ctx, obj.Key, tenure.IfVersion(obj.Version)) },
 	} {
 		kit.Await(t, "the error of "+name+" says who has the lock", func() bool { // a busy server may not say so in time
 			err := call()
@@ -116,7 +116,7 @@ func TestTheErrorOfALeaseNamesThePreparedTransactionThatKeepsItsRecordLocked(t *
 	lease = kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
 	held, err := lease.Read(ctx)
 	require.NoError(t, err)
-	err = refusal(func(ctx context.Context) error { return store.DeleteIf(ctx, held.Key, held.Version) })
+	err = refusal(func(ctx context.Context) error { return store.DeleteIf(ctx, held.Key, tenure.IfVersion(held.Version)) })
 	require.ErrorContains(t, err, "'first'")
 	require.ErrorContains(t, err, "'second'")
 	kit.ExecPostgres(t, pool, `ROLLBACK PREPARED 'first'`)
@@ -159,7 +159,7 @@ func TestACallWithoutADeadlineDoesNotWaitForAFencedFuncOnSQLiteForEver(t *testin
 		require.ErrorIs(t, lease.Renew(ctx, term), context.DeadlineExceeded)
 		_, err = store.Get(ctx, obj.Key)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.ErrorIs(t, store.DeleteIf(ctx, obj.Key, obj.Version), context.DeadlineExceeded)
+		require.ErrorIs(t, store.DeleteIf(ctx, obj.Key, tenure.IfVersion(obj.Version)), context.DeadlineExceeded)
 		_, err = store.List(ctx, obj.Key.Type, "", 1)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, store.Fenced(ctx, term, func(*sql.Tx) error { return nil }), context.DeadlineExceeded)

@@ -109,7 +109,7 @@ func TestVersionsStayAheadThoughTheDatabasesClockIsSetBack(t *testing.T) {
 	if got := first.UpdatedAt.Sub(second.UpdatedAt); got < 71*time.Hour {
 		t.Fatalf("the clock went back by %v only; the test tests nothing", got)
 	}
-	kit.WantErr(t, store.DeleteIf(ctx, key, second.Version), nil)
+	kit.WantErr(t, store.DeleteIf(ctx, key, tenure.IfVersion(second.Version)), nil)
 	third := kit.Put(t, store, tenure.Object{Key: key})
 	if !(first.Version < second.Version && second.Version < third.Version) {
 		t.Errorf("versions %d, %d, %d do not increase", first.Version, second.Version, third.Version)
@@ -161,7 +161,7 @@ func TestAWaitForALockEndsWithTheContextAndKeepsTheConnection(t *testing.T) {
 			_, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "new"}}, tenure.IfAbsent())
 			return err
 		},
-		"delete": func(ctx context.Context) error { return store.DeleteIf(ctx, key, obj.Version) },
+		"delete": func(ctx context.Context) error { return store.DeleteIf(ctx, key, tenure.IfVersion(obj.Version)) },
 	} {
 		var pid string
 		err := inTime(2*time.Second, func(ctx context.Context) error { // the server ends the wait a tenth before
@@ -180,7 +180,7 @@ func TestAWaitForALockEndsWithTheContextAndKeepsTheConnection(t *testing.T) {
 		}
 	}
 	kit.WantErr(t, tx.Rollback(t.Context()), nil)
-	kit.WantErr(t, store.DeleteIf(t.Context(), key, obj.Version), nil)
+	kit.WantErr(t, store.DeleteIf(t.Context(), key, tenure.IfVersion(obj.Version)), nil)
 }
 
 func TestRenewalsAreHOTUpdates(t *testing.T) {
@@ -214,7 +214,7 @@ func TestATombstoneAheadOfTheClockIsKeptHoweverOld(t *testing.T) {
 	obj := kit.Put(t, store, tenure.Object{Key: key})
 	ahead := obj.Version + int64(72*time.Hour/time.Microsecond) // as if written while the clock was
 	kit.ExecPostgres(t, pool, `UPDATE objects SET resource_version = $1`, ahead)
-	kit.WantErr(t, store.DeleteIf(t.Context(), key, ahead), nil)
+	kit.WantErr(t, store.DeleteIf(t.Context(), key, tenure.IfVersion(ahead)), nil)
 	kit.Migrate(t, store) // prunes
 	if obj := kit.Put(t, store, tenure.Object{Key: key}); obj.Version <= ahead {
 		t.Errorf("version %d follows %d", obj.Version, ahead)
@@ -248,7 +248,7 @@ func TestADeadlineThatIsFarAwayIsNoObstacle(t *testing.T) {
 	defer cancel()
 	obj, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.Unconditional())
 	kit.WantErr(t, err, nil)
-	kit.WantErr(t, store.DeleteIf(ctx, obj.Key, obj.Version), nil)
+	kit.WantErr(t, store.DeleteIf(ctx, obj.Key, tenure.IfVersion(obj.Version)), nil)
 }
 
 func TestATableThatDoesNotExistSaysMigrate(t *testing.T) {
@@ -261,7 +261,7 @@ func TestATableThatDoesNotExistSaysMigrate(t *testing.T) {
 		_, createErr := store.PutIf(ctx, tenure.Object{Key: key}, tenure.IfAbsent())
 		_, replaceErr := store.PutIf(ctx, tenure.Object{Key: key}, tenure.IfVersion(1))
 		for op, err := range map[string]error{
-			"get": getErr, "put": createErr, "put ": replaceErr, "delete": store.DeleteIf(ctx, key, 1),
+			"get": getErr, "put": createErr, "put ": replaceErr, "delete": store.DeleteIf(ctx, key, tenure.IfVersion(1)),
 		} {
 			if !errors.Is(err, tenure.ErrSetup) || !strings.Contains(err.Error(), "Migrate") ||
 				!strings.Contains(err.Error(), strings.TrimSpace(op)+" t/1") || !strings.Contains(err.Error(), "objects") {
@@ -557,7 +557,7 @@ func TestOnPostgresAWriteFindsItsRowByTheIndexWhateverElseItCompares(t *testing.
 		kit.WantErr(t, err, nil)
 		obj, err = store.PutIf(t.Context(), obj, tenure.Unconditional())
 		kit.WantErr(t, err, nil)
-		kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, obj.Version), nil)
+		kit.WantErr(t, store.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)), nil)
 		_, err = store.PutIf(t.Context(), obj, tenure.IfAbsent())
 		kit.WantErr(t, err, nil)
 	}

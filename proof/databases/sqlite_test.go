@@ -137,10 +137,10 @@ func TestOnSQLiteTooATombstoneKeepsVersionsUpUntilTheClockIsADayPastIt(t *testin
 	obj := kit.Put(t, store, tenure.Object{Key: key})
 	ahead := obj.Version + int64(72*time.Hour/time.Microsecond) // as if written while the clock was
 	kit.ExecSQL(t, db, `UPDATE objects SET resource_version = ?`, ahead)
-	kit.WantErr(t, store.DeleteIf(t.Context(), key, ahead), nil)
+	kit.WantErr(t, store.DeleteIf(t.Context(), key, tenure.IfVersion(ahead)), nil)
 	kit.ExecSQL(t, db, `INSERT INTO objects_tombstones VALUES ('t', 'old', 1)`)
 	other := kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "other"}})
-	kit.WantErr(t, store.DeleteIf(t.Context(), other.Key, other.Version), nil) // which prunes
+	kit.WantErr(t, store.DeleteIf(t.Context(), other.Key, tenure.IfVersion(other.Version)), nil) // which prunes
 	if obj := kit.Put(t, store, tenure.Object{Key: key}); obj.Version <= ahead {
 		t.Errorf("version %d follows %d", obj.Version, ahead)
 	}
@@ -167,7 +167,7 @@ func TestOnSQLiteACallWaitsForTheWriteLockAsLongAsItsContextAllows(t *testing.T)
 			_, err := store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
 			return err
 		},
-		"delete":     func(ctx context.Context) error { return store.DeleteIf(ctx, obj.Key, obj.Version) },
+		"delete":     func(ctx context.Context) error { return store.DeleteIf(ctx, obj.Key, tenure.IfVersion(obj.Version)) },
 		"fenced put": func(ctx context.Context) error { _, err := fenced.PutIf(ctx, obj, tenure.Unconditional()); return err },
 		"fenced":     func(ctx context.Context) error { return store.Fenced(ctx, term, func(*sql.Tx) error { return nil }) },
 		"renew":      func(ctx context.Context) error { return lease.Renew(ctx, term) },

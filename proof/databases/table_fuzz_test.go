@@ -56,7 +56,7 @@ func useTable(ctx context.Context, store tenure.Store) error {
 	if list, err := store.(tenure.Lister).List(ctx, "t", "", 10); err != nil || len(list) != 1 {
 		return fmt.Errorf("list: got %v, %v; want one object", list, err)
 	}
-	if err := store.DeleteIf(ctx, key, second.Version); err != nil {
+	if err := store.DeleteIf(ctx, key, tenure.IfVersion(second.Version)); err != nil {
 		return err
 	}
 	again, err := store.PutIf(ctx, tenure.Object{Key: key}, tenure.Unconditional())

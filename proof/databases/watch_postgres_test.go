@@ -267,7 +267,7 @@ func TestOnPostgresWritesAroundADeletionThatWakesAreDurable(t *testing.T) {
 			return true
 		},
 		"a deletion that wakes nobody": func(store tenure.Store, obj tenure.Object) bool {
-			kit.WantErr(t, store.DeleteIf(ctx, obj.Key, obj.Version), nil)
+			kit.WantErr(t, store.DeleteIf(ctx, obj.Key, tenure.IfVersion(obj.Version)), nil)
 			return false
 		},
 	} {

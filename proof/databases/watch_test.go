@@ -41,9 +41,9 @@ func TestNobodyIsWokenWhereNothingWasDeleted(t *testing.T) {
 		for _, watch := range watches {
 			kit.TakeHint(watch)
 		}
-		kit.WantErr(t, here.DeleteAndWake(t.Context(), obj.Key, obj.Version+1), tenure.ErrConflict)
-		kit.WantErr(t, there.DeleteAndWake(t.Context(), obj.Key, obj.Version-1), tenure.ErrConflict)
-		kit.WantErr(t, here.DeleteAndWake(t.Context(), obj.Key, 0), tenure.ErrInvalid)
+		kit.WantErr(t, here.DeleteAndWake(t.Context(), obj.Key, tenure.IfVersion(obj.Version+1)), tenure.ErrConflict)
+		kit.WantErr(t, there.DeleteAndWake(t.Context(), obj.Key, tenure.IfVersion(obj.Version-1)), tenure.ErrConflict)
+		kit.WantErr(t, here.DeleteAndWake(t.Context(), obj.Key, tenure.IfVersion(0)), tenure.ErrInvalid)
 		obj, err := there.PutIf(t.Context(), obj, tenure.IfVersion(obj.Version))
 		kit.WantErr(t, err, nil)
 		// Hints come in order: behind these deletions, none of those above is under
@@ -205,7 +205,7 @@ func TestOnSQLiteASmallPoolIsNotBlockedByWatching(t *testing.T) {
 					kit.WantErr(t, lease.Release(ctx, term), nil)
 					kit.WantErr(t, db.PingContext(ctx), nil)
 					kit.TakeHint(watch)
-					kit.WantErr(t, store.DeleteAndWake(ctx, obj.Key, obj.Version), nil)
+					kit.WantErr(t, store.DeleteAndWake(ctx, obj.Key, tenure.IfVersion(obj.Version)), nil)
 					kit.AwaitHint(t, "deleted", watch)
 				}
 				if n := db.Stats().InUse; n != 0 || watch.Live() {

@@ -217,5 +217,5 @@ func DeleteAndWake(t *testing.T, store tenure.Notifier, obj tenure.Object) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
-	WantErr(t, store.DeleteAndWake(ctx, obj.Key, obj.Version), nil)
+	WantErr(t, store.DeleteAndWake(ctx, obj.Key, tenure.IfVersion(obj.Version)), nil)
 }

@@ -47,7 +47,7 @@ func RunFenceRaces(t *testing.T, store tenure.SQLStore, db *sql.DB, level sql.Is
 		time.Sleep(rand.N(3 * time.Millisecond))
 		holding, err := first.Read(t.Context())
 		require.NoError(t, err)
-		require.NoError(t, store.DeleteIf(t.Context(), key, holding.Version)) // as a takeover would, at any time
+		require.NoError(t, store.DeleteIf(t.Context(), key, tenure.IfVersion(holding.Version))) // as a takeover would, at any time
 		after, err := next.TryAcquire(t.Context())
 		require.NoError(t, err)
 		seen := countToken(t, db, term.Token())

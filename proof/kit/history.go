@@ -119,7 +119,7 @@ type client struct {
 }
 
 func newClient(l *History, caller, pair int, store FencingStore) *client {
-	c := &client{recorder: recorder{Store: store, log: l, caller: caller, pair: pair, versions: make(map[tenure.WriteCondition]int64)}, store: store}
+	c := &client{recorder: recorder{Store: store, log: l, caller: caller, pair: pair}, store: store}
 	lease, err := tenure.NewLease(&c.recorder, tenure.LeaseConfig{
 		Key: tenure.Key{Type: "lease", ID: fmt.Sprint(pair)}, Holder: fmt.Sprint("caller-", caller), TTL: ttl, Expiry: tenure.Observed,
 		Logger: slog.New(slog.DiscardHandler),
@@ -167,7 +167,7 @@ func (c *client) call() {
 	case what < 18:
 		c.known, err = store.PutIf(ctx, obj, tenure.IfVersion(c.known.Version))
 	default:
-		err = store.DeleteIf(ctx, key, c.known.Version)
+		err = store.DeleteIf(ctx, key, tenure.IfVersion(c.known.Version))
 		c.known = tenure.Object{}
 	}
 	if errors.Is(err, tenure.ErrLost) {
@@ -181,7 +181,6 @@ type recorder struct {
 	log          *History
 	caller, pair int
 	fence        int64
-	versions     map[tenure.WriteCondition]int64 // the versions that conditions match
 }
 
 func (r *recorder) Traits() tenure.Traits {
@@ -193,10 +192,16 @@ func (r *recorder) Traits() tenure.Traits {
 func (r *recorder) note(key tenure.Key, sent time.Duration, call HistoryCall) {
 	answered := time.Since(r.log.began)
 	call.Lease, call.Fence = key.Type == "lease", r.fence
-	if v := call.Read.Version; v != 0 {
-		r.versions[tenure.IfVersion(v)] = v
-	}
 	r.log.note(r.pair, Operation{Caller: r.caller, Call: call, Sent: sent, Answered: answered})
+}
+
+// VersionOf returns the version of a condition that is an [tenure.IfVersion], or 0.
+func VersionOf(cond tenure.WriteCondition) int64 {
+	var conflict *tenure.ConflictError
+	if errors.As(cond.Check(tenure.Key{}, -1), &conflict) {
+		return conflict.Wanted
+	}
+	return 0
 }
 
 func (r *recorder) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
@@ -209,11 +214,7 @@ func (r *recorder) Get(ctx context.Context, key tenure.Key) (tenure.Object, erro
 func (r *recorder) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 	call := HistoryCall{Do: "create", Value: string(obj.Payload)}
 	if cond != tenure.IfAbsent() {
-		version, ok := r.versions[cond]
-		if !ok {
-			panic(fmt.Sprintf("a condition on a version that was never seen: %v", cond))
-		}
-		call.Do, call.Version = "replace", version
+		call.Do, call.Version = "replace", VersionOf(cond)
 	}
 	sent := time.Since(r.log.began)
 	call.Read, call.Err = r.Store.PutIf(ctx, obj, cond)
@@ -221,10 +222,10 @@ func (r *recorder) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Wri
 	return call.Read, call.Err
 }
 
-func (r *recorder) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+func (r *recorder) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
 	sent := time.Since(r.log.began)
-	err := r.Store.DeleteIf(ctx, key, version)
-	r.note(key, sent, HistoryCall{Do: "delete", Version: version, Err: err})
+	err := r.Store.DeleteIf(ctx, key, cond)
+	r.note(key, sent, HistoryCall{Do: "delete", Version: VersionOf(cond), Err: err})
 	return err
 }
 

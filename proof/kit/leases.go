@@ -73,7 +73,7 @@ func Get(t testing.TB, store tenure.Store, key tenure.Key) tenure.Object {
 // RemoveRecord deletes the record of the lease, without a hint, as an operator might.
 func RemoveRecord(t testing.TB, store tenure.Store) {
 	t.Helper()
-	require.NoError(t, store.DeleteIf(context.Background(), LeaseKey, Get(t, store, LeaseKey).Version))
+	require.NoError(t, store.DeleteIf(context.Background(), LeaseKey, tenure.IfVersion(Get(t, store, LeaseKey).Version)))
 }
 
 // WantLost fails unless the term is over because it was lost to the holder to, or to no holder if

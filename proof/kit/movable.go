@@ -26,8 +26,8 @@ func (m *Movable) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Writ
 	return m.Load().PutIf(ctx, obj, cond)
 }
 
-func (m *Movable) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
-	return m.Load().DeleteIf(ctx, key, version)
+func (m *Movable) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+	return m.Load().DeleteIf(ctx, key, cond)
 }
 
 func (m *Movable) Lineage(ctx context.Context) (tenure.Lineage, error) { return m.Load().Lineage(ctx) }

@@ -88,6 +88,6 @@ func race(t *testing.T, first, second FencingStore, id string, late time.Duratio
 		require.ErrorAs(t, stale, &lost)
 		require.Equal(t, "b", lost.To.Holder)
 	}
-	require.NoError(t, second.DeleteIf(ctx, record.Key, record.Version))
+	require.NoError(t, second.DeleteIf(ctx, record.Key, tenure.IfVersion(record.Version)))
 	return stale == nil, took
 }

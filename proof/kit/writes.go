@@ -44,7 +44,7 @@ func RunNamesMove(t *testing.T, store FencingStore) {
 		t.Helper()
 		is, err := store.Get(ctx, obj.Key)
 		require.NoError(t, err)
-		require.NoError(t, store.DeleteIf(ctx, obj.Key, is.Version))
+		require.NoError(t, store.DeleteIf(ctx, obj.Key, tenure.IfVersion(is.Version)))
 	}
 	wantTaken := func(obj tenure.Object, name string) {
 		t.Helper()
@@ -96,7 +96,7 @@ func RunNamesAreGivenOnce[S FencingStore](t *testing.T, open func() S) {
 					key := tenure.Key{Type: "widget", ID: fmt.Sprint(rand.N(3))}
 					if rand.N(2) == 0 {
 						if is, err := store.Get(ctx, key); err == nil {
-							_ = store.DeleteIf(ctx, key, is.Version)
+							_ = store.DeleteIf(ctx, key, tenure.IfVersion(is.Version))
 						}
 						continue
 					}

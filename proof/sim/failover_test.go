@@ -170,10 +170,10 @@ func (m *migrant) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Writ
 	})
 }
 
-func (m *migrant) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
+func (m *migrant) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
 	_, err := carry(ctx, m, func(server *storetest.Mem) (struct{}, error) {
-		m.line.Say(m.name, "delete on %d of version %d", m.at, version)
-		return struct{}{}, server.DeleteIf(context.WithoutCancel(ctx), key, version)
+		m.line.Say(m.name, "delete on %d of version %d", m.at, kit.VersionOf(cond))
+		return struct{}{}, server.DeleteIf(context.WithoutCancel(ctx), key, cond)
 	})
 	return err
 }

@@ -86,7 +86,7 @@ func (g *gateway) hold(obj tenure.Object) {
 	}
 	g.w.locked(func() { valid = false; g.w.judge.ends(t) })
 	if g.rng.IntN(2) == 0 {
-		_ = g.store.DeleteIf(g.w.t.Context(), leaseKey, obj.Version)
+		_ = g.store.DeleteIf(g.w.t.Context(), leaseKey, tenure.IfVersion(obj.Version))
 	}
 }
 
@@ -101,7 +101,7 @@ func (w *world) meddle() {
 	by := w.journal.handle("operator", nil, false)
 	obj := w.journal.mustGet()
 	if obj.Version != 0 && w.rng.IntN(2) == 0 {
-		_ = by.DeleteIf(w.t.Context(), leaseKey, obj.Version)
+		_ = by.DeleteIf(w.t.Context(), leaseKey, tenure.IfVersion(obj.Version))
 		return
 	}
 	payloads := []string{

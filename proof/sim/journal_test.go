@@ -126,22 +126,22 @@ func (h *handle) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Write
 	return stored, err
 }
 
-func (h *handle) DeleteIf(ctx context.Context, key tenure.Key, version int64) error {
-	return h.delete(ctx, key, version, false)
+func (h *handle) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+	return h.delete(ctx, key, cond, false)
 }
 
-func (h *handle) DeleteAndWake(ctx context.Context, key tenure.Key, version int64) error {
-	return h.delete(ctx, key, version, true)
+func (h *handle) DeleteAndWake(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
+	return h.delete(ctx, key, cond, true)
 }
 
-func (h *handle) delete(ctx context.Context, key tenure.Key, version int64, wakes bool) error {
+func (h *handle) delete(ctx context.Context, key tenure.Key, cond tenure.WriteCondition, wakes bool) error {
 	h.w.mu.Lock()
 	defer h.w.mu.Unlock()
 	wakes = wakes && !h.hintsLost
-	err := h.to().DeleteIf(ctx, key, version)
+	err := h.to().DeleteIf(ctx, key, cond)
 	h.w.trace.runs(ctx, tenure.Object{}, err)
 	if err == nil && key == leaseKey {
-		h.changed(tenure.Object{Key: key, Version: version + 1}, true)
+		h.changed(tenure.Object{Key: key, Version: kit.VersionOf(cond) + 1}, true)
 		h.w.judge.deleted(h, wakes)
 		if wakes {
 			h.hub.Wake(key)

@@ -5,6 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/proof/kit"
 )
 
@@ -23,7 +24,7 @@ func TestTheJudgeExpectsNothingOfAStandbyThatWasNotToldBeforeItLooks(t *testing.
 			}
 			time.Sleep(58*time.Minute + 30*time.Second) // the standby has just looked, and the next holder is about to
 			holder.crash()
-			_ = w.journal.handle("operator", nil, false).DeleteIf(t.Context(), leaseKey, w.journal.mustGet().Version)
+			_ = w.journal.handle("operator", nil, false).DeleteIf(t.Context(), leaseKey, tenure.IfVersion(w.journal.mustGet().Version))
 			time.Sleep(2 * time.Minute)
 			next.crash()
 			time.Sleep(90 * time.Minute) // the standby looks an hour after its last look

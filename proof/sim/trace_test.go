@@ -2,13 +2,13 @@ package sim
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -72,11 +72,7 @@ func (t *trace) sends(ctx context.Context, l *life, call storetest.Call) (contex
 	if l.dead() {
 		return ctx, func(error) {}
 	}
-	c := &sent{Call: call, expects: call.Version}
-	var conflict *tenure.ConflictError
-	if call.Op == "put" && errors.As(call.Condition.Check(call.Key, -1), &conflict) {
-		c.expects = conflict.Wanted
-	}
+	c := &sent{Call: call, expects: kit.VersionOf(call.Condition)}
 	t.add(step{what: sends, life: l, sent: c})
 	return context.WithValue(ctx, sentKey{}, c), func(err error) {
 		t.w.mu.Lock()
