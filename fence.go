@@ -141,8 +141,8 @@ type SQLStore interface {
 // the claim stands. Otherwise it returns [ErrLost] and nothing is written. After a failover or a restart of the
 // database it returns [ErrMoved] and nothing is written, unless the term was renewed there: retry. Use it with
 // database/sql and any driver. db must be the store's database; FencedTx returns [ErrInvalid] if
-// it finds that it is not. opts are those of BeginTx, and may be nil. An error or panic of fn
-// rolls back and is passed on. If the connection fails during the commit, the writes may have
+// it finds that it is not. opts are those of BeginTx, and may be nil; with the DB of a [SQLiteStore],
+// FencedTx is [SQLiteStore.Fenced]. An error or panic of fn rolls back and is passed on. If the connection fails during the commit, the writes may have
 // been committed or not, as with any commit, but never after another term began.
 //
 // fn must use tx, must not end the transaction itself, and must return the first error of a
@@ -159,6 +159,10 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 		return fmt.Errorf("tenure: fenced transaction: %w: db is nil", ErrInvalid)
 	case fn == nil:
 		return fmt.Errorf("tenure: fenced transaction: %w: fn is nil", ErrInvalid)
+	}
+	if own, ok := objects.As[*SQLiteStore](Store(store)); ok && own.DB() == db && (opts == nil || !opts.ReadOnly) {
+		// A transaction that reads before it asks for the write lock is refused it while another has it.
+		return own.Fenced(ctx, guard, fn)
 	}
 	fence, err := fenceOf("fenced transaction", guard)
 	if err != nil {

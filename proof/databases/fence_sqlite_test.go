@@ -173,3 +173,32 @@ func TestAStreamOfFencedWritesStarvesNoRenewalOnSQLite(t *testing.T) {
 	// of the writes overtake it.
 	require.LessOrEqual(t, overtook.Load(), int32(rounds*writes/10))
 }
+
+func TestFencedTransactionsOnTheStoresOwnSQLiteHandleWaitForEachOther(t *testing.T) {
+	store := kit.OpenSQLite(t, t.TempDir()+"/t.db")
+	kit.Migrate(t, store)
+	kit.ExecSQL(t, store.DB(), `CREATE TABLE counter (n INTEGER); INSERT INTO counter VALUES (0)`)
+	term := kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{}))
+	var all sync.WaitGroup
+	for range 16 {
+		all.Go(func() {
+			for range 10 {
+				err := tenure.FencedTx(context.Background(), store, term, store.DB(), nil, func(tx *sql.Tx) error {
+					var n int
+					if err := tx.QueryRow(`SELECT n FROM counter`).Scan(&n); err != nil {
+						return err
+					}
+					_, err := tx.Exec(`UPDATE counter SET n = ?`, n+1)
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	var n int
+	require.NoError(t, store.DB().QueryRow(`SELECT n FROM counter`).Scan(&n))
+	require.Equal(t, 160, n)
+}
