@@ -64,8 +64,14 @@ func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) 
 		}
 		likelyFree = errors.Is(err, ErrNotFound)
 	}
-	// Each time, a record was in the way that was gone when it was read.
-	return nil, &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: record.Unknown}}
+	read, err := l.look(ctx, by)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return nil, &HeldError{Holding: Holding{Key: l.cfg.Key, Holder: record.Unknown}}
+	case err != nil:
+		return nil, err
+	}
+	return nil, l.held(read)
 }
 
 // takeOver begins a term in place of the record that stands, if this lease may take it

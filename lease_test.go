@@ -63,6 +63,27 @@ func TestAHeldLeaseIsRefusedAndTheErrorNamesItsHolder(t *testing.T) {
 	})
 }
 
+// The record expires each time, and each time another replica is faster.
+func TestAnAcquireThatIsOvertakenEachTimeNamesTheHolder(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		a := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"})
+		kit.MustAcquire(t, a)
+		time.Sleep(time.Hour)
+		b := kit.NewLease(t, storetest.Faulty(t.store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if call.Op == "put" {
+				_, err := a.StealExpired(t.Context())
+				require.NoError(t, err)
+				time.Sleep(time.Hour)
+			}
+			return do(context.WithoutCancel(ctx)) // the answer is a conflict
+		}), tenure.LeaseConfig{Holder: "b"})
+		_, err := b.AcquireOrSteal(t.Context())
+		var other *tenure.HeldError
+		require.ErrorAs(t, err, &other)
+		require.Equal(t, "a", other.Holding.Holder)
+	})
+}
+
 func TestTrustCountsFromTheAttemptNotFromTheAnswer(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		lease := kit.NewLease(t, storetest.Faulty(t.store, kit.AnswerAfter(5*time.Second)), tenure.LeaseConfig{})

@@ -10,31 +10,33 @@ import (
 	"strings"
 )
 
-var completionCommand = command{
-	name:     "completion",
-	synopsis: "bash | zsh | fish",
-	summary:  "print a script that lets a shell complete commands and flags",
-	about: `
+func completionCommand() command {
+	return command{
+		name:     "completion",
+		synopsis: "bash | zsh | fish",
+		summary:  "print a script that lets a shell complete commands and flags",
+		about: `
 Completion prints a script for a shell, which its startup file can load:
 
   bash  source <(tenure completion bash)
   zsh   source <(tenure completion zsh)     # after compinit
   fish  tenure completion fish | source`,
-	takes: true,
-	act: func(_ context.Context, _ *options, out *output, args []string) error {
-		scripts := map[string]func() string{"bash": bashCompletion, "zsh": zshCompletion, "fish": fishCompletion}
-		if len(args) != 1 || scripts[args[0]] == nil {
-			return usageError("give one of bash, zsh and fish")
-		}
-		_, err := io.WriteString(out.stdout, scripts[args[0]]())
-		return err
-	},
+		takes: true,
+		act: func(_ context.Context, _ *options, out *output, args []string) error {
+			scripts := map[string]func() string{"bash": bashCompletion, "zsh": zshCompletion, "fish": fishCompletion}
+			if len(args) != 1 || scripts[args[0]] == nil {
+				return usageError("give one of bash, zsh and fish")
+			}
+			_, err := io.WriteString(out.stdout, scripts[args[0]]())
+			return err
+		},
+	}
 }
 
 // byCommand returns the names of the commands, and the branches of a shell's case that set a variable to the
 // flags of a command. Neither has characters that mean something to a shell.
 func byCommand() (names, branches string) {
-	for _, c := range commands {
+	for _, c := range commands() {
 		if c.summary != "" {
 			names += " " + c.name
 			branches += fmt.Sprintf("\t%s) known='-%s' ;;\n", c.name, strings.Join(strings.Fields(c.flags+" h"), " -"))
@@ -75,7 +77,7 @@ compdef _tenure tenure
 
 func fishCompletion() string {
 	var b strings.Builder
-	for _, c := range commands {
+	for _, c := range commands() {
 		if c.summary == "" {
 			continue
 		}

@@ -83,7 +83,7 @@ func TestShellsCompleteCommandsAndFlags(t *testing.T) {
 func TestTheManualPageHasAllCommandsAndFlags(t *testing.T) {
 	t.Parallel()
 	page := printed(t, "man")
-	for _, c := range commands {
+	for _, c := range commands() {
 		if c.summary == "" {
 			continue
 		}
@@ -232,7 +232,7 @@ func checkOnly(args []string) error {
 	if args[0] == "-h" {
 		return nil
 	}
-	for _, c := range commands {
+	for _, c := range commands() {
 		if c.name != args[0] {
 			continue
 		}

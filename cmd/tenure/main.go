@@ -82,12 +82,12 @@ type output struct {
 	stdout, stderr io.Writer
 }
 
-var commands []command
-
-// Initializing commands in its declaration would be an initialization cycle.
-func init() {
-	commands = []command{runCommand, witnessCommand, statusCommand, listCommand, ownerCommand, watchCommand, resignCommand, handoverCommand, drainCommand, undrainCommand, migrateCommand,
-		doctorCommand, ddlCommand, unitCommand, completionCommand, manCommand, versionCommand, guardCommand, adoptedCommand}
+// commands returns the commands, in the order of the help.
+func commands() []command {
+	return []command{
+		runCommand, witnessCommand, statusCommand, listCommand, ownerCommand, watchCommand, resignCommand, handoverCommand, drainCommand, undrainCommand,
+		migrateCommand, doctorCommand, ddlCommand, unitCommand, completionCommand(), manCommand(), versionCommand, guardCommand, adoptedCommand,
+	}
 }
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
@@ -113,7 +113,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		}
 		name, args = args[0], []string{"-h"}
 	}
-	for _, c := range commands {
+	for _, c := range commands() {
 		if c.name == name {
 			return out.exit(c.name, c.run(ctx, out, args))
 		}
@@ -173,7 +173,7 @@ func printOverview(w io.Writer) { io.WriteString(w, overviewText()) }
 func overviewText() string {
 	var list strings.Builder
 	table := tabwriter.NewWriter(&list, 0, 0, 2, ' ', 0)
-	for _, c := range commands {
+	for _, c := range commands() {
 		if c.summary != "" {
 			fmt.Fprintf(table, "  %s\t%s\n", c.name, c.summary)
 		}

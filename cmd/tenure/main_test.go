@@ -181,7 +181,7 @@ func TestANumberWithoutAUnitIsAnsweredWithADuration(t *testing.T) {
 
 func TestEachCommandExplainsItself(t *testing.T) {
 	_, overview, _ := tenureCommand(t, "-h")
-	for _, c := range commands {
+	for _, c := range commands() {
 		if c.summary == "" {
 			continue
 		}

@@ -10,17 +10,19 @@ import (
 	"strings"
 )
 
-var manCommand = command{
-	name:    "man",
-	summary: "print the manual page of this program",
-	about: `
+func manCommand() command {
+	return command{
+		name:    "man",
+		summary: "print the manual page of this program",
+		about: `
 Man prints the manual page tenure(1), with all commands and flags, as roff:
 
   tenure man | man -l -`,
-	act: func(_ context.Context, _ *options, out *output, _ []string) error {
-		_, err := io.WriteString(out.stdout, manual())
-		return err
-	},
+		act: func(_ context.Context, _ *options, out *output, _ []string) error {
+			_, err := io.WriteString(out.stdout, manual())
+			return err
+		},
+	}
 }
 
 func manual() string {
@@ -29,7 +31,7 @@ func manual() string {
 	_, more, _ := strings.Cut(usage, "[flags]\n\n")
 	fmt.Fprintf(&b, ".TH TENURE 1\n.SH NAME\ntenure \\- run a program in one place at a time\n.SH SYNOPSIS\n.B tenure\nCOMMAND [flags]\n.SH DESCRIPTION\n%s.PP\n.nf\n%s.fi\n.SH COMMANDS\n",
 		forRoff(about), forRoff(more))
-	for _, c := range commands {
+	for _, c := range commands() {
 		if c.summary == "" {
 			continue
 		}

@@ -54,9 +54,8 @@ func run(ctx context.Context, url, listen string) error {
 	}
 	r, address := &replica{store: store, db: db}, listener.Addr().String()
 	session, err := claims.NewSession(store, claims.SessionConfig{
-		TTL:          ttl,
-		PollInterval: 50 * time.Millisecond, // on SQLite, no other process wakes this one
-		Labels:       map[string]string{"address": address},
+		TTL:    ttl,
+		Labels: map[string]string{"address": address},
 	})
 	if err != nil {
 		return err

@@ -54,12 +54,8 @@ func (a *actor) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 func (r *replica) save(ctx context.Context, c claims.Claim, n int64) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ttl)
 	defer cancel()
-	write := func(tx *sql.Tx) error {
+	return tenure.FencedTx(ctx, r.store, c, r.db, nil, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `INSERT INTO counters VALUES ($1, $2) ON CONFLICT (tenant) DO UPDATE SET n = excluded.n`, c.Key.ID, n)
 		return err
-	}
-	if s, ok := r.store.(*tenure.SQLiteStore); ok { // lets the actors write one after another
-		return s.Fenced(ctx, c, write)
-	}
-	return tenure.FencedTx(ctx, r.store, c, r.db, nil, write)
+	})
 }

@@ -179,8 +179,8 @@ const (
 			WITH gone AS (
 				DELETE FROM {objects} WHERE object_type = $1 AND id = $2 AND {version} = $3 AND ($4::bigint = 0 OR {server} = $4::bigint)
 				RETURNING resource_version)`
-	andBury = `,
-			buried AS (
+	andTombstone = `,
+			tombstone AS (
 				INSERT INTO {tombstones} AS t (object_type, id, resource_version)
 				SELECT $1, $2, resource_version FROM gone WHERE resource_version < {version_limit}
 				ON CONFLICT (object_type, id) DO UPDATE SET resource_version =

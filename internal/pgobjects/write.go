@@ -251,7 +251,7 @@ func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, cond ob
 	args := []any{id.Type, id.ID, cond.Version, serverOf(cond.Server)}
 	text := removeObject
 	if found.tombstones {
-		text += andBury
+		text += andTombstone
 	}
 	if wake {
 		text += andNotify

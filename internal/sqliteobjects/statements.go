@@ -57,7 +57,7 @@ const (
 			ORDER BY object_type <> ?1 LIMIT 1`
 	removeObject = `
 			DELETE FROM {objects} WHERE object_type = ?1 AND id = ?2 AND (?3 = 0 OR resource_version = ?3)`
-	buryObject = `
+	putTombstone = `
 			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT ?1, ?2, ?3 WHERE ?3 < {version_limit}
 			ON CONFLICT (object_type, id) DO UPDATE SET resource_version =
 				CASE WHEN resource_version < {version_limit} THEN max(resource_version, excluded.resource_version) ELSE excluded.resource_version END`

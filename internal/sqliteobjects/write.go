@@ -129,7 +129,7 @@ func (t *Table) Delete(ctx context.Context, id objects.ID, cond objects.Conditio
 		if err != nil {
 			return err
 		}
-		if _, err := tx.ExecContext(ctx, t.in(buryObject), id.Type, id.ID, cond.Version); err != nil {
+		if _, err := tx.ExecContext(ctx, t.in(putTombstone), id.Type, id.ID, cond.Version); err != nil {
 			return err
 		}
 		_, err = tx.ExecContext(ctx, t.in(pruneTombstones), time.Now().Add(-objects.TombstoneAge).UnixMicro())
