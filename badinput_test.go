@@ -134,8 +134,6 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 	kit.WantErr(t, err, nil)
 	idle := kit.NewLease(t, untouched{t}, tenure.LeaseConfig{})
 	job := func(context.Context) error { return nil }
-	coordinator, err := tenure.NewCoordinator(idle, tenure.CoordinatorConfig{Watch: job, Logger: kit.Quiet})
-	kit.WantErr(t, err, nil)
 
 	newLease := func(cfg tenure.LeaseConfig) error {
 		cfg.Key = cmp.Or(cfg.Key, kit.LeaseKey)
@@ -341,8 +339,6 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 			"tenure: new coordinator: invalid argument: CheckFailures -1 is negative"},
 		{"a negative number of confirmations", withJob(tenure.CoordinatorConfig{Confirmations: -1}), tenure.ErrInvalid,
 			"tenure: new coordinator: invalid argument: Confirmations -1 is negative"},
-		{"to resign into the past", coordinator.ResignFor(ctx, -time.Minute), tenure.ErrInvalid,
-			"tenure: resign reconciler_lease/singleton: invalid argument: away -1m0s is negative"},
 
 		{"to renew no term", idle.Renew(ctx, nil), tenure.ErrInvalid,
 			"tenure: renew reconciler_lease/singleton: invalid argument: no term is given"},

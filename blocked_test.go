@@ -32,7 +32,6 @@ func traceOf(do func(what string)) *tenure.Trace {
 		JobEnded:      func(*tenure.Term, error, time.Duration) { do("job ended") },
 		JobStuck:      func(*tenure.Term, time.Duration) { do("job stuck") },
 		JobRun:        func(tenure.JobRun) { do("run") },
-		HolderChanged: func(string) { do("holder changed") },
 	}
 }
 
@@ -182,7 +181,7 @@ func TestAPanicOfTheLogOrTheTraceEndsTheTermInOrder(t *testing.T) {
 			require.NoError(t, c.Run(ctx))
 		})
 	}
-	for _, what := range []string{"attempt", "acquired", "renewed", "renewal failed", "lost", "released", "job started", "job ended", "run", "holder changed"} {
+	for _, what := range []string{"attempt", "acquired", "renewed", "renewal failed", "lost", "released", "job started", "job ended", "run"} {
 		t.Run("trace "+what, func(t *testing.T) {
 			run(t, what, tenure.CoordinatorConfig{Trace: traceOf(func(now string) {
 				if now == what {

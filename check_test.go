@@ -342,7 +342,7 @@ func TestAReplicaThatDoesNotCompeteSeesWhoHolds(t *testing.T) {
 		require.Contains(t, unfit.Status().LastError, errUnfit.Error())
 		b := t.start("b")
 		time.Sleep(time.Second)
-		require.NoError(t, a.ResignFor(t.Context(), time.Hour))
+		require.NoError(t, a.StandDown(t.Context()))
 		time.Sleep(45 * time.Second)
 		t.wantHolder(b)
 		for _, r := range []*replica{a, unfit} {

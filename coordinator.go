@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure/internal/health"
-	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/report"
 )
@@ -248,7 +247,7 @@ func (c *Coordinator) enterTerm(keeper *keeper) {
 	c.mu.Lock()
 	c.keeper = keeper
 	if c.down || c.out { // since the term was acquired
-		c.endByResigning(0)
+		c.endByResigning()
 	}
 	c.mu.Unlock()
 	c.monitor.termBegan(keeper.term)
@@ -360,26 +359,18 @@ func (c *Coordinator) awaitJob(term *Term, keeper *keeper, job *runningJob) {
 // resignation stands all the same.
 //
 // A job that resigns must pass its own context; otherwise it would wait for itself to return.
-func (c *Coordinator) Resign(ctx context.Context) error { return c.ResignFor(ctx, 0) }
-
-// ResignFor is [Coordinator.Resign], but this replica stays away for at least the given time
-// after the release. A handover to it by name brings it back earlier: see
-// [Lease.RequestHandover]. Of several calls in one term, only the first sets the time.
-func (c *Coordinator) ResignFor(ctx context.Context, away time.Duration) error {
-	if err := objects.ValidDuration("away", away, "time.Second"); err != nil {
-		return fmt.Errorf("tenure: resign %s: %w", c.lease.cfg.Key, err)
-	}
+func (c *Coordinator) Resign(ctx context.Context) error {
 	c.mu.Lock()
-	resign := c.endByResigning(away)
+	resign := c.endByResigning()
 	c.mu.Unlock()
 	return c.awaitResignation(ctx, resign)
 }
 
 // endByResigning returns the resignation from the current term; nil if there is no term. The caller
 // holds mu.
-func (c *Coordinator) endByResigning(away time.Duration) *resignation {
+func (c *Coordinator) endByResigning() *resignation {
 	if c.keeper != nil && c.resign == nil {
-		c.resign = &resignation{away: away, done: make(chan struct{})}
+		c.resign = &resignation{done: make(chan struct{})}
 		c.keeper.end(ErrResigned)
 	}
 	return c.resign

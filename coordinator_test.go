@@ -322,22 +322,6 @@ func TestResignHandsTheLeaseToAnotherReplica(t *testing.T) {
 	})
 }
 
-func TestAReplicaThatHasResignedStaysAwayForAsLongAsItSaid(t *testing.T) {
-	inBubbles(t, func(t *scene) {
-		a := t.start("a")
-		time.Sleep(time.Minute)
-		require.ErrorIs(t, a.ResignFor(t.Context(), -1), tenure.ErrInvalid)
-		require.NoError(t, a.ResignFor(t.Context(), 5*time.Minute))
-		time.Sleep(5*time.Minute - time.Second)
-		require.Equal(t, 1, a.Status().Terms)
-		time.Sleep(2 * time.Second)
-		if t.polls {
-			time.Sleep(5 * time.Second)
-		}
-		t.wantHolder(a)
-	})
-}
-
 func TestAReplicaThatIsToldToResignWhileItStopsStaysAwayAllTheSame(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		a := t.start("a", tenure.CoordinatorConfig{Reconcile: returnsAfter(time.Second)})

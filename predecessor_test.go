@@ -109,7 +109,7 @@ func TestFencePredecessorMayChangeTheLabelsThatItIsGiven(t *testing.T) {
 func TestAReplicaThatResignsBeforeItHasConfirmedStaysAwayForAsLongAsItSaid(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		_, b := t.takeover(t.fencing(kit.UntilDone))
-		require.NoError(t, b.ResignFor(t.Context(), time.Hour))
+		require.NoError(t, b.StandDown(t.Context()))
 		for range 10 {
 			time.Sleep(10 * time.Millisecond)
 			require.NoError(t, b.store.Wake(t.Context(), kit.LeaseKey))

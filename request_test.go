@@ -170,7 +170,7 @@ func TestAReplicaThatStaysAwayTakesWhatItIsOffered(t *testing.T) {
 		inBubble(t, func(t *scene) {
 			t.store = kit.Bare(t.store)
 			a, _, c := t.three()
-			require.NoError(t, a.ResignFor(t.Context(), time.Hour))
+			require.NoError(t, a.StandDown(t.Context()))
 			time.Sleep(time.Minute)
 			t.request(c, a)
 			time.Sleep(10*time.Second + 5*time.Second) // until the holder's next renewal, and a's next look
@@ -181,7 +181,7 @@ func TestAReplicaThatStaysAwayTakesWhatItIsOffered(t *testing.T) {
 		inBubble(t, func(t *scene) {
 			a, b := t.start("a"), t.start("b")
 			time.Sleep(time.Second)
-			require.NoError(t, a.ResignFor(t.Context(), time.Hour))
+			require.NoError(t, a.StandDown(t.Context()))
 			time.Sleep(time.Minute)
 			a.store.SetHook(kit.Refuse)
 			t.request(b, a)

@@ -363,7 +363,6 @@ func (s *standby) look(ctx context.Context) (offer int64, err error) {
 
 // resignation is how Resign reaches Run's goroutine, which owns the term.
 type resignation struct {
-	away time.Duration // the least time to stay away
 	done chan struct{} // closed when the term is over
 	err  error         // of the release; set before done is closed
 }
@@ -382,9 +381,6 @@ func (s *standby) stayAway(term *Term, cause error, resign *resignation) time.Du
 	every, least := s.cfg.AcquireInterval, time.Duration(0)
 	if resign != nil || errors.Is(cause, ErrResigned) {
 		least = 2 * pace.Jitter(every)
-	}
-	if resign != nil {
-		least = max(least, resign.away)
 	}
 	switch {
 	case errors.Is(cause, ErrUnhealthy):
@@ -442,7 +438,7 @@ func (c *Coordinator) setDown(why *bool, down bool) (resign *resignation) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if down {
-		resign = c.endByResigning(0)
+		resign = c.endByResigning()
 	}
 	if *why != down {
 		*why = down

@@ -68,10 +68,6 @@ type Trace struct {
 	// [RecordRun]. It is also called when Watch or Reconcile has returned an error without
 	// having been told to return: that is a failed run.
 	JobRun func(run JobRun)
-
-	// HolderChanged is called when this replica sees a different holder than before, which may
-	// be itself. Empty means that no replica holds the lease, as far as this one knows.
-	HolderChanged func(holder string)
 }
 
 // monitor is the one place that records what happens to a coordinator. It has one method for
@@ -85,8 +81,7 @@ type monitor struct {
 	trace   *Trace
 	reports *report.Queue
 
-	logRenewals bool   // at info
-	told        string // the holder that the trace was last told of; for Run's goroutine only
+	logRenewals bool // at info
 
 	mu    sync.Mutex
 	state state
@@ -117,18 +112,6 @@ func (m *monitor) say(level slog.Level, msg string, attrs ...any) {
 	m.log().Log(context.Background(), level, logtext.Line(objects.ID(m.lease), msg), attrs...)
 }
 
-// traceHolder tells the trace who holds the lease, if that has changed.
-func (m *monitor) traceHolder() {
-	m.mu.Lock()
-	holder := m.state.holder
-	m.mu.Unlock()
-	if holder == m.told {
-		return
-	}
-	m.told = holder
-	m.tell(m.trace.HolderChanged != nil, func() { m.trace.HolderChanged(holder) })
-}
-
 // attempted notes a standby's attempt to acquire.
 func (m *monitor) attempted(took time.Duration, err error) {
 	m.tell(m.trace.Attempt != nil, func() { m.trace.Attempt(took, err) })
@@ -155,7 +138,6 @@ func (m *monitor) sawHolder(h *Holding) {
 	if changed {
 		m.say(slog.LevelInfo, "lease has another holder", attrs...)
 	}
-	m.traceHolder()
 }
 
 // storeAnswered notes that a call to the store succeeded.
@@ -222,7 +204,6 @@ func (m *monitor) termBegan(term *Term) {
 	}
 	m.say(slog.LevelInfo, "lease acquired", attrs...)
 	m.tell(m.trace.Acquired != nil, func() { m.trace.Acquired(term, from) })
-	m.traceHolder()
 }
 
 // jobBegins notes that a term's job is about to begin.
@@ -326,7 +307,6 @@ func (m *monitor) termEnding(term *Term, cause error) {
 	}
 	m.say(level, msg, "holder", holder, "token", term.Token(), "cause", logtext.OneLine(cause))
 	m.tell(m.trace.Lost != nil && isLoss(cause), func() { m.trace.Lost(term, cause) })
-	m.traceHolder()
 }
 
 // jobStuck notes that a job did not return in time.
@@ -371,7 +351,6 @@ func (m *monitor) released(term *Term, cause error) {
 	})
 	m.say(slog.LevelInfo, "lease released", "holder", term.Holder(), "token", term.Token(), "cause", logtext.OneLine(cause))
 	m.tell(m.trace.Released != nil && began, func() { m.trace.Released(term, cause) })
-	m.traceHolder()
 }
 
 // notReleased notes that a lease could not be released. With [ErrLost] the lease was another
@@ -417,7 +396,6 @@ func (m *monitor) termEnded() {
 		s.become(RoleStandby, s.reason)
 		s.publish()
 	})
-	m.traceHolder()
 }
 
 // ran notes that a run of the job has begun or ended, with the text of its error.

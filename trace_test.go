@@ -67,8 +67,7 @@ func (s *tale) trace() *tenure.Trace {
 		JobEnded: func(_ *tenure.Term, cause error, took time.Duration) {
 			s.tell("job ended after %v: %v", took, cause)
 		},
-		JobStuck:      func(_ *tenure.Term, since time.Duration) { s.tell("job stuck for %v", since) },
-		HolderChanged: func(holder string) { s.tell("holder: %q", holder) },
+		JobStuck: func(_ *tenure.Term, since time.Duration) { s.tell("job stuck for %v", since) },
 	}
 }
 
@@ -76,13 +75,13 @@ func TestATraceIsToldTheWholeLifeOfALeaseInOrder(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		var ofA, ofB tale
 		a := t.start("a", tenure.CoordinatorConfig{Reconcile: returnsAfter(6 * time.Second), Trace: ofA.trace()})
-		require.Equal(t, []string{"attempt: got it", "acquired", `holder: "a"`, "job started"}, ofA.since())
+		require.Equal(t, []string{"attempt: got it", "acquired", "job started"}, ofA.since())
 
 		b := t.start("b", tenure.CoordinatorConfig{Trace: ofB.trace()})
 		a.store.SetHook(kit.Slowly(30 * time.Millisecond))
 		time.Sleep(11 * time.Second)
 		require.Equal(t, []string{"renewed in 30ms, with 18.97s left"}, ofA.since())
-		require.Equal(t, []string{"attempt: held", `holder: "a"`, "attempt: held"}, ofB.since())
+		require.Equal(t, []string{"attempt: held"}, ofB.since())
 
 		a.store.SetHook(kit.Refuse)
 		time.Sleep(14 * time.Second)
@@ -97,21 +96,21 @@ func TestATraceIsToldTheWholeLifeOfALeaseInOrder(t *testing.T) {
 		a.store.SetHook(kit.Refuse)
 		time.Sleep(70 * time.Second)
 		require.Equal(t, []string{"renewal failed: connection refused", "lost: lease not renewed in time", "renewal failed: connection refused",
-			"job ended after 6s: lease not renewed in time", `holder: ""`, "attempt: error"}, ofA.since())
-		require.Equal(t, []string{"attempt: held", "attempt: got it", "stolen from a", `holder: "b"`, "job started", "renewed in 0s, with 19s left"}, ofB.since())
+			"job ended after 6s: lease not renewed in time", "attempt: error"}, ofA.since())
+		require.Equal(t, []string{"attempt: held", "attempt: got it", "stolen from a", "job started", "renewed in 0s, with 19s left"}, ofB.since())
 
 		a.store.SetHook(nil)
 		time.Sleep(40 * time.Second)
-		require.Equal(t, []string{"attempt: held", `holder: "b"`, "attempt: held"}, ofA.since())
+		require.Equal(t, []string{"attempt: held"}, ofA.since())
 
 		require.NoError(t, b.Resign(t.Context()))
 		time.Sleep(4 * time.Millisecond) // a, whose last term it lost, gives others a head start
 		synctest.Wait()
-		require.Equal(t, []string{"renewed in 0s, with 19s left", "job ended after 0s: lease resigned", "released: lease resigned", `holder: ""`}, ofB.since())
-		require.Equal(t, []string{"attempt: got it", "acquired", `holder: "a"`, "job started"}, ofA.since())
+		require.Equal(t, []string{"renewed in 0s, with 19s left", "job ended after 0s: lease resigned", "released: lease resigned"}, ofB.since())
+		require.Equal(t, []string{"attempt: got it", "acquired", "job started"}, ofA.since())
 
 		a.stop()
-		require.Equal(t, []string{"job ended after 6s: replica is shutting down", "released: replica is shutting down", `holder: ""`}, ofA.since())
+		require.Equal(t, []string{"job ended after 6s: replica is shutting down", "released: replica is shutting down"}, ofA.since())
 	})
 }
 
@@ -125,18 +124,18 @@ func TestATraceIsToldHowATermEnds(t *testing.T) {
 			putRecord(t, t.store, robbersRecord)
 			time.Sleep(20 * time.Second)
 		}, []string{
-			"lost: lease lost: reconciler_lease/singleton is held by robber", `holder: "robber"`,
+			"lost: lease lost: reconciler_lease/singleton is held by robber",
 			"job ended after 1s: lease lost: reconciler_lease/singleton is held by robber", "attempt: held"}},
 		"job stuck": {time.Minute, func(t *scene, a *replica) { require.NoError(t, a.Resign(t.Context())) }, []string{
-			"job stuck for 9s", "job ended after 1m0s: lease resigned", "released: lease resigned", `holder: ""`}},
+			"job stuck for 9s", "job ended after 1m0s: lease resigned", "released: lease resigned"}},
 		"not released": {0, func(_ *scene, a *replica) { a.store.SetHook(kit.Refuse); a.stop() }, []string{
-			"job ended after 0s: replica is shutting down", "lost: replica is shutting down\nconnection refused", `holder: ""`}},
+			"job ended after 0s: replica is shutting down", "lost: replica is shutting down\nconnection refused"}},
 		"released after its deadline": {0, func(_ *scene, a *replica) {
 			a.store.SetHook(kit.Only("put", kit.Refuse))
 			time.Sleep(21 * time.Second)
 		}, []string{
 			"renewal failed: connection refused", "lost: lease not renewed in time", "job ended after 0s: lease not renewed in time",
-			"released: lease not renewed in time", `holder: ""`}},
+			"released: lease not renewed in time"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *scene) {
@@ -159,8 +158,8 @@ func TestATraceIsToldOfAJobThatPanics(t *testing.T) {
 		})
 		require.NoError(t, err)
 		require.Panics(t, func() { c.Run(t.Context()) })
-		require.Equal(t, []string{"attempt: got it", "acquired", `holder: "a"`, "job started",
-			"job ended after 0s: job ended: it panicked: broken", "released: job ended: it panicked: broken", `holder: ""`}, told.since())
+		require.Equal(t, []string{"attempt: got it", "acquired", "job started",
+			"job ended after 0s: job ended: it panicked: broken", "released: job ended: it panicked: broken"}, told.since())
 	})
 }
 
@@ -176,7 +175,7 @@ func TestATraceIsToldNothingOfAJobThatDidNotBegin(t *testing.T) {
 		_, b := t.takeover(tenure.CoordinatorConfig{Confirmations: 3, Trace: told.trace()})
 		told.since()
 		b.stop()
-		require.Equal(t, []string{"released: replica is shutting down", `holder: ""`}, told.since(), "shut down while it confirms")
+		require.Equal(t, []string{"released: replica is shutting down"}, told.since(), "shut down while it confirms")
 	})
 }
 

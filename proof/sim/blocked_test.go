@@ -29,6 +29,5 @@ func (l *life) trace() *tenure.Trace {
 		JobStarted:    func(*tenure.Term) { b.Block() },
 		JobEnded:      func(*tenure.Term, error, time.Duration) { b.Block() },
 		JobStuck:      func(*tenure.Term, time.Duration) { b.Block() },
-		HolderChanged: func(string) { b.Block() },
 	}
 }

@@ -155,7 +155,7 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 		kit.Count(&j.tally.ends, "job ended")
 	case errors.Is(cause, tenure.ErrResigned):
 		kit.Count(&j.tally.ends, "resigned")
-		if l.r.resignedFor == 0 && !t.asked {
+		if !l.r.resigned && !t.asked {
 			j.w.later(time.Millisecond, func() { // the judge may be told of a drain a moment after the job
 				j.w.locked(func() {
 					if l.since.IsZero() && !l.last.After(t.at) {

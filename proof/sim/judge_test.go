@@ -175,7 +175,7 @@ func (j *judge) written(h *handle, obj tenure.Object, late bool) {
 		j.tally.terms++
 		h.life.forgetsInterval()
 		h.life.newest = begun
-		h.life.r.resignedFor = 0
+		h.life.r.resigned = false
 		j.wokeInTime(begun)
 	}
 	if h.life == nil || h.life.r.good && !j.refuses(h.life) {

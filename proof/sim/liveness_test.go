@@ -53,7 +53,7 @@ func (j *judge) candidateSince(l *life) (time.Time, bool) {
 		if i := slices.IndexFunc(status.Recent, own); i >= 0 && strings.Contains(status.Recent[i].Reason, tenure.ErrUnhealthy.Error()) {
 			away = 4 * l.ttl()
 		}
-		if back := status.Since.Add(max(away, l.r.resignedFor)); back.After(since) {
+		if back := status.Since.Add(away); back.After(since) {
 			since = back
 		}
 	}

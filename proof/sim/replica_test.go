@@ -26,18 +26,18 @@ type replica struct {
 	clocks     kit.MachineClocks
 
 	// Guarded by the world's lock.
-	life        *life // nil while no process is running
-	lives       int
-	link        kit.Weather
-	links       int           // how often the link has changed
-	paused      chan struct{} // closed when it is resumed; nil if it is not paused
-	unfit       string        // how its checks fail: one "fails", "hangs" until its context ends, or is "deaf" to that for a while; empty if they pass
-	ailments    int
-	marked      marked
-	good        bool
-	goodSince   time.Time
-	wallSetAt   time.Time
-	resignedFor time.Duration // how long it was asked to stay away in this term, and a bit longer; 0 if it was not asked
+	life      *life // nil while no process is running
+	lives     int
+	link      kit.Weather
+	links     int           // how often the link has changed
+	paused    chan struct{} // closed when it is resumed; nil if it is not paused
+	unfit     string        // how its checks fail: one "fails", "hangs" until its context ends, or is "deaf" to that for a while; empty if they pass
+	ailments  int
+	marked    marked
+	good      bool
+	goodSince time.Time
+	wallSetAt time.Time
+	resigned  bool // in this term
 }
 
 func newReplica(w *world, i int) *replica {
@@ -181,20 +181,20 @@ func (r *replica) stop(patience, downFor time.Duration) {
 	})
 }
 
-func (r *replica) resign(away time.Duration) {
+func (r *replica) resign() {
 	r.w.mu.Lock()
 	l := r.life
 	if l == nil || r.paused != nil {
 		r.w.mu.Unlock()
 		return
 	}
-	r.resignedFor = max(r.resignedFor, away, 1)
+	r.resigned = true
 	r.w.mu.Unlock()
-	r.w.line.Say(r.name, "is asked to resign for %v", away)
+	r.w.line.Say(r.name, "is asked to resign")
 	r.w.running.Go(func() {
 		ctx, cancel := timed(r.w.ttl)
 		defer cancel()
-		_ = l.coordinator.ResignFor(ctx, away)
+		_ = l.coordinator.Resign(ctx)
 	})
 }
 

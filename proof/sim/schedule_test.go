@@ -58,7 +58,7 @@ var events = []event{
 	}},
 	{8, func(w *world, r *replica) string { r.stop(3*w.ttl, w.upTo(w.ttl)); return "shutdown" }},
 	{8, func(w *world, r *replica) string {
-		r.resign(time.Duration(w.rng.IntN(2)) * w.upTo(2*w.ttl))
+		r.resign()
 		return "resignation"
 	}},
 	{6, func(w *world, _ *replica) string {
@@ -174,7 +174,7 @@ func (w *world) handoverInBadWeather(r *replica) {
 	for _, r := range w.replicas {
 		r.turn(weather, w.ttl/4)
 	}
-	r.resign(2 * w.ttl)
+	r.resign()
 	w.later(w.ttl/4, func() {
 		var next *replica
 		w.locked(func() {
