@@ -50,9 +50,6 @@ var rowWays = map[string]claimedWay{
 		}
 		return rows.FinishSQLite(h.Context(), []claims.Claim{c}, func(tx *sql.Tx) error { return fn(kit.ExecInSQL(tx)) })
 	},
-	"FinishTx": func(h *kit.Hidden, rows *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
-		return rows.FinishTx(h.Context(), []claims.Claim{c}, h.SQL, nil, func(tx *sql.Tx) error { return fn(kit.ExecInSQL(tx)) })
-	},
 	"FinishStatement": func(h *kit.Hidden, rows *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
 		query, args, err := rows.FinishStatement(c)
 		require.NoError(h, err)

@@ -3,7 +3,6 @@ package claims_test
 import (
 	"bytes"
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"net"
@@ -144,29 +143,23 @@ func TestTheOutcomeOfAnUnansweredCommitIsLookedUp(t *testing.T) {
 func TestAFuncThatEndsItsTransactionBySQLIsNeverToldThatItsRowIsFinished(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		w := db.worker(claims.SessionConfig{}, tasks)
-		finishTx := func(c []claims.Claim, fn func(exec) error) error {
-			return w.rows.FinishTx(db.Context(), c, db.sql, nil, func(tx *sql.Tx) error { return fn(execIn(tx)) })
-		}
-		finish := func(c []claims.Claim, fn func(exec) error) error { return db.finish(w.rows, c, fn) }
 		id := 0
-		for name, finish := range map[string]func([]claims.Claim, func(exec) error) error{"in the store's pool": finish, "by database/sql": finishTx} {
-			try := func(ending string) error {
-				id++
-				db.add(id, id)
-				return finish(w.take(1), func(exec exec) error {
-					return errors.Join(kit.SendEnding(db.Context(), ending, func(ctx context.Context, query string) error { return exec(ctx, query) }),
-						exec(db.Context(), fmt.Sprintf(`UPDATE tasks SET result = 'x' WHERE id = %d`, id)))
-				})
+		try := func(ending string) error {
+			id++
+			db.add(id, id)
+			return db.finish(w.rows, w.take(1), func(exec exec) error {
+				return errors.Join(kit.SendEnding(db.Context(), ending, func(ctx context.Context, query string) error { return exec(ctx, query) }),
+					exec(db.Context(), fmt.Sprintf(`UPDATE tasks SET result = 'x' WHERE id = %d`, id)))
+			})
+		}
+		for _, ending := range kit.TxEndings {
+			if db.pool == nil && strings.Contains(ending, "CHAIN") {
+				continue
 			}
-			for _, ending := range kit.TxEndings {
-				if db.pool == nil && strings.Contains(ending, "CHAIN") {
-					continue
-				}
-				require.Error(db, try(ending), "%s: %s", name, ending)
-			}
-			for _, harmless := range kit.HarmlessSQL {
-				require.NoError(db, try(harmless), "%s: %s", name, harmless)
-			}
+			require.Error(db, try(ending), ending)
+		}
+		for _, harmless := range kit.HarmlessSQL {
+			require.NoError(db, try(harmless), harmless)
 		}
 	})
 }

@@ -58,7 +58,7 @@ func TestALateResultIsNeverAccepted(t *testing.T) {
 				case 0:
 					late = db.finish(a.rows, got, insert("late"))
 				case 1:
-					late = a.rows.FinishTx(context.Background(), got, db.sql, nil, func(tx *sql.Tx) error { return insert("late")(execIn(tx)) })
+					late = db.byStatementAnd(a.rows, got[0], insert("late"))
 				case 2: // by value, where no session is
 					late = db.finish(b.rows, got, insert("late"))
 				}
@@ -771,7 +771,7 @@ func TestBadInputToRows(t *testing.T) {
 		rows.Finish(ctx, claims.Claim{Key: tenure.Key{Type: "other", ID: "1"}, Session: "s", Token: 1}),
 		rows.Release(ctx, claims.Claim{Key: c.Key, Session: "s"}), rows.Queue.Release(ctx), rows.ReleaseAfter(ctx, time.Second, c),
 		rows.FinishSQLite(ctx, nil, never), rows.FinishSQLite(ctx, []claims.Claim{c}, nil), rows.FinishPostgres(ctx, []claims.Claim{c}, nil),
-		rows.FinishTx(ctx, []claims.Claim{c}, nil, nil, never), rows.Serve(ctx, 0, fail), rows.Serve(ctx, 1, nil),
+		rows.Serve(ctx, 0, fail), rows.Serve(ctx, 1, nil),
 		second(rows.Take(ctx, 0)), second(rows.TryTakeFor(ctx, "", claims.TakeOptions{N: 1})), second(rows.TryTakeFor(ctx, "s", claims.TakeOptions{N: 0})), second(rows.TryTakeFor(ctx, "\xff", claims.TakeOptions{N: 1})),
 	} {
 		require.ErrorIs(t, err, tenure.ErrInvalid, i)

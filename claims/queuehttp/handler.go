@@ -35,7 +35,7 @@ type Config struct {
 	Payloads func(ctx context.Context, ids []string) (map[string]any, error)
 
 	// Finish ends the claims of results together with what it writes, with FinishPostgres, FinishSQLite or
-	// FinishTx of the queue, and returns their error. There is at least one result, each is of another row of the
+	// FinishStatement of the queue, and returns their error. There is at least one result, each is of another row of the
 	// queue, and a result that the worker has left out is null. An error that is [tenure.ErrInvalid] tells the worker that
 	// its result is invalid; the worker then gives the task back. Default: [claims.Queue.Finish], and results other
 	// than null are refused.

@@ -146,7 +146,24 @@ func (w *world) finish(ctx context.Context, results []queuehttp.Result) error {
 	if _, ok := w.store.(*tenure.SQLiteStore); ok {
 		return w.queue.FinishSQLite(ctx, done, write)
 	}
-	return w.queue.FinishTx(ctx, done, w.db, nil, write)
+	tx, err := w.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	for _, c := range done {
+		statement, args, err := w.queue.FinishStatement(c)
+		if err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, statement, args...); err != nil {
+			return tenure.FenceError(err)
+		}
+	}
+	if err := write(tx); err != nil {
+		return err
+	}
+	return tx.Commit()
 }
 
 // wire carries requests to servers of this process, by host name, and can fail them.

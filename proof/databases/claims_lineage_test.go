@@ -351,9 +351,6 @@ func TestAWriteUnderAClaimThatAFailoverHasLostFindsItWrittenAgain(t *testing.T) 
 		"FinishPostgres": {func(ctx context.Context, h *held) error {
 			return h.queue.FinishPostgres(ctx, []claims.Claim{h.row}, func(pgx.Tx) error { return nil })
 		}, false},
-		"FinishTx": {func(ctx context.Context, h *held) error {
-			return h.queue.FinishTx(ctx, []claims.Claim{h.row}, h.db, nil, func(tx *sql.Tx) error { return write(ctx, tx) })
-		}, false},
 		"Release":           {func(ctx context.Context, h *held) error { return h.queue.Release(ctx, h.row) }, false},
 		"a fenced put, row": {func(ctx context.Context, h *held) error { return put(ctx, h, h.row) }, false},
 		"a fenced put, key": {func(ctx context.Context, h *held) error { return put(ctx, h, h.key) }, false},

@@ -165,9 +165,6 @@ func (f *fencer) writes(t *testing.T) (names []string, writes map[string]func(co
 	add("FinishPostgres", func(ctx context.Context) error {
 		return f.queue.FinishPostgres(ctx, f.rows[1:2], func(tx pgx.Tx) error { return insertPgx(ctx, tx, "FinishPostgres") })
 	})
-	add("FinishTx", func(ctx context.Context) error {
-		return f.queue.FinishTx(ctx, f.rows[2:3], f.db, nil, func(tx *sql.Tx) error { return insert(ctx, tx, "FinishTx") })
-	})
 	add("Finish", func(ctx context.Context) error { return f.queue.Finish(ctx, f.rows[3]) })
 	add("FinishEach", func(ctx context.Context) error { return f.queue.FinishEach(ctx, f.rows[4]) })
 	return names, writes

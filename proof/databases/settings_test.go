@@ -85,7 +85,7 @@ func everything(t *testing.T, url string, store *tenure.PostgresStore, round int
 		func() error { return queue.Finish(ctx, got[0]) },
 		func() error { return queue.Finish(ctx, got[1:3]...) },
 		func() error { return queue.FinishPostgres(ctx, got[3:4], fn) },
-		func() error { return queue.FinishTx(ctx, got[4:5], db, nil, sqlFn) },
+		func() error { return queue.Finish(ctx, got[4]) },
 		func() error { return queue.Release(ctx, got[5]) },
 		func() error { return queue.ReleaseAfter(ctx, time.Hour, got[6]) },
 		func() error {
