@@ -22,9 +22,7 @@ type claimer struct {
 	rows bool          // the keys are rows, which exist already, and may be free but not ready
 	one  bool          // any one of the keys will do
 
-	// When a look last found a row for each of lookedAt keys; guarded by the kind's turn.
-	looked   time.Time
-	lookedAt int
+	looked time.Time // when a look last found a row for each key; guarded by the kind's turn
 
 	// send sends the statement that takes keys or rows. free includes those whose sessions are gone.
 	send func(ctx context.Context, l *ledger, free, gone, missing []string) ([]objects.Claim, error)
@@ -74,13 +72,13 @@ func (c *claimer) tryNow(ctx context.Context, ids []string) ([]Claim, error) {
 // [objects.Claim] explains why. If any one will do, it first tries to take one that was freed. After a hint,
 // which says that one was, it looks no further if its last look is less than half a TTL ago.
 func (c *claimer) take(ctx context.Context, l *ledger, ids []string, hinted bool) (taken []objects.Claim, locked bool, err error) {
-	k, all := c.k, len(ids)
+	k := c.k
 	ids, err = k.claimable(l, ids)
 	if err != nil || len(ids) == 0 {
 		return nil, false, err
 	}
 	if c.one {
-		hinted = hinted && c.lookedAt == all && time.Since(c.looked) < k.s.cfg.TTL/2
+		hinted = hinted && time.Since(c.looked) < k.s.cfg.TTL/2
 		if taken, err = c.write(ctx, l, ids, nil, nil); err != nil && !isRefused(err) || len(taken) > 0 || hinted {
 			return taken, false, err
 		}
@@ -108,7 +106,7 @@ func (c *claimer) take(ctx context.Context, l *ledger, ids []string, hinted bool
 	}
 	missing := slices.DeleteFunc(ids, func(id string) bool { return known[id] || c.rows })
 	if len(missing) == 0 {
-		c.looked, c.lookedAt = time.Now(), all
+		c.looked = time.Now()
 	}
 	more, err := k.reclaim(l, unknown)
 	if c.one && len(more) > 1 { // other callers wait for the ones that are not taken

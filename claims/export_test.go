@@ -24,4 +24,4 @@ func (k *Keys) EndDenied() error { return k.kind.endDenied(k.kind.ledger.term.ct
 func (k *Keys) Compare() error { return k.kind.compare(k.kind.ledger.term.ctx, k.kind.ledger.term) }
 
 // LimitOf returns how many slots there are for this process.
-func LimitOf(s *Slots) int { return int(s.n.Load()) }
+func LimitOf(s *Slots) int { return s.n }

@@ -60,7 +60,6 @@ type life struct {
 	drain                 *tenure.Drain
 	drained               atomic.Int64 // since when it is drained, in nanoseconds; 0: it is not
 	wasDrained, undrained time.Time    // as the judge has seen it
-	limited               time.Time    // when their limit last changed; guarded by the database's mutex
 	store                 tenure.Store
 	queue                 *claims.Queue // nil: there is none
 	shutdown              context.CancelFunc

@@ -102,9 +102,6 @@ func (j *judge) isServed(w *waiting, id string) {
 		free = later(free, seen.Add(j.a.longestTTL()))
 	}
 	from := later(later(since, w.since), later(free, k.locked))
-	if w.ids == nil {
-		from = later(from, w.life.limited)
-	}
 	bound := w.life.h.ttl + w.life.h.ttl/3 + 10*time.Second
 	if took := time.Since(from); took > bound {
 		j.violated("liveness", "%s waits for %s, which has been free for %v", w.life.name, id, took)

@@ -110,10 +110,6 @@ func (l *life) waits(ctx context.Context, ids []string) (_ context.Context, done
 // getSlot takes a slot.
 func (l *life) getSlot(ctx context.Context) []claims.Claim {
 	d := l.h.dice
-	if d.One(5) {
-		l.h.a.locked(func() { l.limited = time.Now() })
-		_ = l.slots.SetLimit(1 + d.N(l.h.a.slots))
-	}
 	take := l.slots.TryTake
 	if !d.One(5) {
 		var done func()

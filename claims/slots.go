@@ -35,33 +35,32 @@ type Slots struct {
 	keys    *Keys
 	claimer *claimer
 	turn    chan struct{} // held by the call that waits for a slot; the others wait behind it
-	n       atomic.Int64
+	n       int
 	freed   atomic.Int64 // when this process last freed a slot
 }
 
 // NewSlots returns n slots of a name, at least 1 and at most 1,000. A session has at most one Slots for each
-// name. If processes use different numbers, they hold at most the greatest of these together. NewSlots does no
-// I/O.
+// name. If processes use different numbers, as during a deployment, they hold at most the greatest of these together. A
+// slot whose number is n or greater is not taken again here once it is free; [Slots.RequestRelease] frees it sooner.
+// NewSlots does no I/O.
 func NewSlots(s *Session, name string, n int) (*Slots, error) {
 	slots, err := newSlots(s, name, n)
 	return slots, opError("new slots", err)
 }
 
 func newSlots(s *Session, name string, n int) (*Slots, error) {
-	err := validLimit(n)
-	if name == "" {
-		err = fmt.Errorf("%w: the name of the slots is empty", tenure.ErrInvalid)
-	}
-	if err != nil {
-		return nil, err
+	switch {
+	case name == "":
+		return nil, fmt.Errorf("%w: the name of the slots is empty", tenure.ErrInvalid)
+	case n < 1 || n > mostSlots:
+		return nil, fmt.Errorf("%w: %d slots, of which there must be 1 to %d", tenure.ErrInvalid, n, mostSlots)
 	}
 	all, err := newKeys(s, []string{"slots/" + name})
 	if err != nil {
 		return nil, err
 	}
 	keys := all[0]
-	slots := &Slots{keys: keys, turn: make(chan struct{}, 1)}
-	slots.n.Store(int64(n))
+	slots := &Slots{keys: keys, turn: make(chan struct{}, 1), n: n}
 	slots.claimer = &claimer{
 		k: keys.kind, poll: s.cfg.PollInterval, one: true, keep: keys.claimer.keep,
 		send: func(ctx context.Context, l *ledger, free, gone, missing []string) ([]objects.Claim, error) {
@@ -74,30 +73,9 @@ func newSlots(s *Session, name string, n int) (*Slots, error) {
 	return slots, nil
 }
 
-func validLimit(n int) error {
-	if n < 1 || n > mostSlots {
-		return fmt.Errorf("%w: %d slots, of which there must be 1 to %d", tenure.ErrInvalid, n, mostSlots)
-	}
-	return nil
-}
-
-// SetLimit changes the number of slots, in this process. A slot whose number is n or greater is not taken again
-// once it is free. To free it sooner, call [Slots.RequestRelease]. Until all such slots are free, more than n
-// may be held, but never more than before. If n is greater than before, SetLimit wakes waiting calls with a
-// hint, as [Keys.Wake] does.
-func (s *Slots) SetLimit(n int) error {
-	if err := validLimit(n); err != nil {
-		return opError("set limit of "+s.keys.name, err)
-	}
-	if s.n.Swap(int64(n)) < int64(n) {
-		s.keys.Wake()
-	}
-	return nil
-}
-
 // ids returns the keys of all slots.
 func (s *Slots) ids() []string {
-	ids := make([]string, s.n.Load())
+	ids := make([]string, s.n)
 	for i := range ids {
 		ids[i] = strconv.Itoa(i)
 	}

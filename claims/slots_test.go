@@ -134,16 +134,15 @@ func TestCallsOfAProcessGetSlotsInTheirOrder(t *testing.T) {
 	})
 }
 
-func TestALowerLimitAppliesAsSlotsBecomeFree(t *testing.T) {
+// A deployment lowers the number: a has not been replaced yet.
+func TestALowerNumberAppliesAsSlotsBecomeFree(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
-		ofA, ofB := a.slots(3), b.slots(3)
+		ofA, ofB := a.slots(3), b.slots(1)
 		var got []claims.Claim
 		for range 3 {
 			got = append(got, mustTake(w, ofA))
 		}
-		require.NoError(w, ofA.SetLimit(1))
-		require.NoError(w, ofB.SetLimit(1))
 		released := make(chan error, 1)
 		go func() {
 			released <- ofA.Do(w.Context(), got[2], func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) })
@@ -153,23 +152,14 @@ func TestALowerLimitAppliesAsSlotsBecomeFree(t *testing.T) {
 		require.ErrorIs(w, <-released, tenure.ErrResigned)
 		require.NoError(w, ofA.Release(w.Context(), got[1]))
 		_, err := ofB.TryTake(w.Context())
-		require.ErrorIs(w, err, tenure.ErrHeld, "slots 1 and 2 are free, and there is only slot 0")
+		require.ErrorIs(w, err, tenure.ErrHeld, "slots 1 and 2 are free, and for b there is only slot 0")
 
 		next := taking(w.Context(), ofB)
 		synctest.Wait()
 		began := time.Now()
-		require.NoError(w, ofB.SetLimit(2))
-		require.Equal(w, 1, ofB.Number(<-next))
+		require.NoError(w, ofA.Release(w.Context(), got[0]))
+		require.Equal(w, 0, ofB.Number(<-next))
 		require.Less(w, time.Since(began), 10*time.Millisecond, "it is woken")
-
-		require.NoError(w, ofB.SetLimit(3))
-		mustTake(w, ofB)
-		next = taking(w.Context(), ofB)
-		synctest.Wait()
-		began = time.Now()
-		require.NoError(w, ofB.SetLimit(4))
-		require.Equal(w, 3, ofB.Number(<-next), "it was never taken")
-		require.Less(w, time.Since(began), 10*time.Millisecond)
 	})
 }
 
@@ -232,7 +222,6 @@ func TestSlotsThatCannotBe(t *testing.T) {
 		_, err = claims.NewSlots(nil, "gpu", 1)
 		require.ErrorIs(w, err, tenure.ErrInvalid)
 		s := a.slots(1)
-		require.ErrorIs(w, s.SetLimit(0), tenure.ErrInvalid)
 		_, err = claims.NewSlots(a.session, "gpu", 1)
 		require.ErrorIs(w, err, tenure.ErrInvalid, "there are some of that name")
 		require.ErrorIs(w, s.RequestRelease(w.Context()), tenure.ErrInvalid)
