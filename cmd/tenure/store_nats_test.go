@@ -207,7 +207,6 @@ func TestTLSAndCredentialsOfNATSComeFromFiles(t *testing.T) {
 		{"a server without TLS, again", strings.Replace(operated, "nats:", "tls:", 1) + "&creds=" + creds, "secure connection not available"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
 			args := []string{"migrate", "-store", test.store}
 			if strings.Contains(test.want, "uthorization") { // run does not wait for a server that refuses it
 				args = []string{"run", "-store", test.store, "-key", "k", "--", "true"}
