@@ -132,7 +132,7 @@ func TestRenewalsThatFailForAWhileCostNothing(t *testing.T) {
 
 // The pauses between attempts are random, so that each round meets others.
 func TestAnOutageThatEndsASecondBeforeTheRenewDeadlineCostsNothing(t *testing.T) {
-	const rounds = 100
+	const rounds = 200
 	for name, fault := range map[string]storetest.Hook{"refused": kit.Refuse, "hanging": kit.Hang} {
 		for _, before := range []time.Duration{time.Second, 2 * time.Second, 5 * time.Second} {
 			t.Run(fmt.Sprintf("%s until %v before", name, before), func(t *testing.T) {
