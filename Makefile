@@ -47,7 +47,7 @@ needs:
 # One package at a time: many start servers and processes. The time is for a machine that has much else to do.
 .PHONY: check-root
 check-root:
-	go test $(RACE) -p 1 -timeout 60m $$(go list ./... | grep -vE '/(claims|proof/databases)$$')
+	go test $(RACE) -p 1 -timeout 60m $$(go list ./... | grep -vE '/(claims|proof/(databases|model))$$')
 
 # What waits more than it works, beside the others.
 .PHONY: check-claims
@@ -56,9 +56,11 @@ check-claims:
 	cd cmd/tenure && go test $(RACE) -timeout 60m ./...
 	cd natstenure && go test $(RACE) -timeout 60m ./...
 
-# The tests of proof/release and examples/integrations build other programs, without the detector.
+# The tests of proof/release and examples/integrations build other programs, without the detector. The models have no
+# goroutines, and take twenty times as long with it.
 .PHONY: check-modules
 check-modules:
+	go test -timeout 60m ./proof/model
 	go test $(RACE) -timeout 60m ./proof/databases
 	cd proof/release && go test -timeout 60m ./...
 	cd oteltenure && go test $(RACE) -timeout 60m ./...
