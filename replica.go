@@ -13,11 +13,10 @@ import (
 )
 
 // ReplicaID returns a name for this replica, for people to read. It is the first of the
-// environment variables TENURE_REPLICA_ID, OPENSHELL_REPLICA_ID and HOSTNAME that is set, or else
-// the host's name, or else a new UUID. Two replicas may have the same name: safety never depends
-// on it.
+// environment variables TENURE_REPLICA_ID and HOSTNAME that is set, or else the host's name, or
+// else a new UUID. Two replicas may have the same name: safety never depends on it.
 func ReplicaID() string {
-	for _, name := range []string{"TENURE_REPLICA_ID", "OPENSHELL_REPLICA_ID", "HOSTNAME"} {
+	for _, name := range []string{"TENURE_REPLICA_ID", "HOSTNAME"} {
 		if id := os.Getenv(name); id != "" {
 			return id
 		}

@@ -12,7 +12,7 @@ import (
 func TestAReplicaIsNamedByTheFirstVariableThatIsSetElseByItsHost(t *testing.T) {
 	host, err := os.Hostname()
 	require.NoError(t, err)
-	names := []string{"TENURE_REPLICA_ID", "OPENSHELL_REPLICA_ID", "HOSTNAME"}
+	names := []string{"TENURE_REPLICA_ID", "HOSTNAME"}
 	for _, name := range names {
 		t.Setenv(name, "by "+name)
 	}

@@ -1,6 +1,7 @@
 package tenure
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -233,7 +234,7 @@ func (c *Coordinator) follow() (Status, <-chan struct{}) {
 
 // Healthy is for a liveness probe, and does no I/O. It returns an error only if a restart of
 // the process would help: if a job did not return in time after its term and still runs, if
-// the trust in a term ended longer ago than the tolerance and the coordinator has not
+// the trust in a term ended longer ago than the tolerance (0: 10 seconds) and the coordinator has not
 // reacted to that, or if the store is closed for good ([ErrClosed]). A standby is healthy, and
 // so is a replica whose database doesn't answer.
 func (c *Coordinator) Healthy(tolerance time.Duration) error {
@@ -249,7 +250,7 @@ func (c *Coordinator) Healthy(tolerance time.Duration) error {
 	if held == nil || held.local() {
 		return nil
 	}
-	if past := -held.timeLeft(); past > tolerance {
+	if past := -held.timeLeft(); past > cmp.Or(tolerance, 10*time.Second) {
 		return fmt.Errorf("tenure: %s: the trust in the term ended %v ago", c.lease.cfg.Key, past.Round(time.Millisecond))
 	}
 	return nil

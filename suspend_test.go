@@ -70,6 +70,9 @@ func TestATermDoesNotOutlastASuspendThatIsLongerThanItsTrust(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		m, a := t.onMachine(), t.start("a")
 		time.Sleep(11*time.Second + time.Millisecond) // a term looks at the clock every half second
+		m.suspend(33 * time.Second)
+		require.Error(t, a.Healthy(time.Second))
+		require.NoError(t, a.Healthy(0), "the trust ended five seconds ago")
 		m.suspend(time.Hour)
 		t.wantHolder(nil)
 		require.Zero(t, a.Status().TrustLeft)

@@ -7,6 +7,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -40,7 +41,7 @@ func main() {
 	flag.StringVar(&cfg.listen, "listen", "127.0.0.1:8080", "`address` to serve HTTP on")
 	flag.StringVar(&cfg.store, "store", "gateway.db", "`path` of a SQLite file, or a postgres:// URL")
 	flag.StringVar(&cfg.state, "state", "gateway-state", "`directory` of the processes, which all gateways of a store share")
-	flag.StringVar(&cfg.replica, "replica", tenure.ReplicaID(), "`name` of this gateway")
+	flag.StringVar(&cfg.replica, "replica", cmp.Or(os.Getenv("OPENSHELL_REPLICA_ID"), tenure.ReplicaID()), "`name` of this gateway")
 	flag.DurationVar(&cfg.ttl, "ttl", 30*time.Second, "how long the lease counts as held after its last renewal")
 	flag.DurationVar(&cfg.sweep, "sweep", time.Minute, "time between sweeps")
 	flag.DurationVar(&cfg.grace, "grace", 5*time.Minute, "how long to keep a record without a process, or a process without a record")
