@@ -80,11 +80,9 @@ type QueueConfig struct {
 	OnExhausted func(context.Context, Claim) error
 
 	// LostBackoff is how long a row is held back after its session was lost or its claim has expired. It
-	// doubles with each further attempt, up to LostBackoffMax, and is up to a quarter shorter at random. It
+	// doubles with each further attempt, up to ten times LostBackoff, and is up to a quarter shorter at random. It
 	// needs NotBefore. Default: none.
 	LostBackoff time.Duration
-	// LostBackoffMax is the longest LostBackoff. Default: 10 times LostBackoff.
-	LostBackoffMax time.Duration
 
 	// Deadline is the longest time that a claim of a [Worker] lasts, counted from just before it was taken. For
 	// claims of [Queue.TakeFor] see Expires. At the deadline the func of [Worker.Do] is told to return, with
@@ -123,7 +121,6 @@ type PerKey struct {
 func (cfg QueueConfig) withDefaults() QueueConfig {
 	cfg.ID, cfg.Session, cfg.Token = cmp.Or(cfg.ID, "id"), cmp.Or(cfg.Session, "session"), cmp.Or(cfg.Token, "token")
 	cfg.PollInterval = cmp.Or(cfg.PollInterval, time.Second)
-	cfg.LostBackoffMax = cmp.Or(cfg.LostBackoffMax, 10*cfg.LostBackoff)
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	if cfg.Backoff == nil {
 		cfg.Backoff = backoff
@@ -170,9 +167,6 @@ func (cfg QueueConfig) validate() error {
 	problems.If(cfg.Expires != "" && cfg.Deadline == 0, "Expires needs to know how long a claim lasts: set Deadline")
 	problems.Duration("LostBackoff", cfg.LostBackoff)
 	problems.If(cfg.LostBackoff > 0 && cfg.NotBefore == "", "LostBackoff needs a column that keeps the time: set NotBefore")
-	problems.Duration("LostBackoffMax", max(cfg.LostBackoffMax, 0))
-	problems.If(cfg.LostBackoffMax < cfg.LostBackoff, "LostBackoffMax %v is shorter than LostBackoff", cfg.LostBackoffMax)
-	problems.If(cfg.LostBackoffMax > 0 && cfg.LostBackoff == 0, "LostBackoffMax needs LostBackoff")
 	problems.Duration("Grace", cfg.Grace)
 	problems.Duration("PollInterval", cfg.PollInterval)
 	return problems.Err()
@@ -184,7 +178,7 @@ func (cfg QueueConfig) statements() objects.RowsConfig {
 		Ready: cfg.Ready, OrderBy: cfg.OrderBy, Done: cfg.Done, Exhausted: cfg.Exhausted,
 		Expires: cfg.Expires, Limit: cfg.Limit, Taken: cfg.Taken, Released: cfg.Released,
 		PerKey: cfg.PerKey.Column, KeyLimit: cfg.PerKey.Limit,
-		MaxAttempts: cfg.MaxAttempts, Lasts: cfg.Deadline, LostBackoff: cfg.LostBackoff, LostBackoffMax: cfg.LostBackoffMax,
+		MaxAttempts: cfg.MaxAttempts, Lasts: cfg.Deadline, LostBackoff: cfg.LostBackoff,
 	}
 }
 

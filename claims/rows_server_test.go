@@ -728,8 +728,6 @@ func TestBadInputToRows(t *testing.T) {
 		"Expires and Limit are both":       {Table: "t", Limit: "l", Expires: "l"},
 		"set Deadline":                     {Table: "t", Expires: "e"},
 		"set NotBefore":                    {Table: "t", LostBackoff: 1},
-		"is shorter than LostBackoff":      {Table: "t", LostBackoff: 2, LostBackoffMax: 1, NotBefore: "n"},
-		"LostBackoffMax needs LostBackoff": {Table: "t", LostBackoffMax: 1},
 		"LostBackoff -1ns is negative":     {Table: "t", LostBackoff: -1},
 		"one of them decides":              {Table: "t", MaxAttempts: 1, Attempts: "a", Exhausted: "x = 1", OnExhausted: fail},
 		"MaxAttempts -1 is negative":       {Table: "t", MaxAttempts: -1},

@@ -22,8 +22,7 @@ import (
 	"github.com/tenurelib/tenure/internal/report"
 )
 
-// DefaultSettle is the default of [Config.Settle].
-const DefaultSettle = time.Second
+const defaultSettle = time.Second
 
 // Config configures a [Member]. Kind, Work, and either Count or IDs must be set. All processes must agree
 // on Kind, Count, IDs and Settle.
@@ -44,7 +43,7 @@ type Config struct {
 
 	// Settle is how long a process has to be present before shards move to it. Processes that start
 	// within this time of each other divide the shards without moving any. A process that crashes
-	// within this time has moved no shards. Default [DefaultSettle].
+	// within this time has moved no shards. Default: 1 second.
 	Settle time.Duration
 
 	// Check, if set, returns nil if this process can work. It is called before the process takes part,
@@ -125,7 +124,7 @@ func newMember(s *claims.Session, cfg Config) (*Member, error) {
 		return nil, err
 	}
 	paces := s.Config()
-	cfg.Settle = cmp.Or(cfg.Settle, DefaultSettle)
+	cfg.Settle = cmp.Or(cfg.Settle, defaultSettle)
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, paces.Logger))
 	return &Member{
 		session: s, cfg: cfg, ids: ids, sorted: slices.Sorted(slices.Values(ids)), keys: keys[0], members: keys[1], paces: paces,

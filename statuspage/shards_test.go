@@ -41,7 +41,7 @@ func TestTheStatusPageShowsShards(t *testing.T) {
 		returned := make(chan error)
 		go func() { returned <- session.Run(ctx) }()
 		go func() { returned <- part.Run(ctx) }()
-		time.Sleep(shards.DefaultSettle / 2)
+		time.Sleep(time.Second / 2)
 		_, page = get(t, h, "/", browser)
 		wantAll(t, "a new one's", page, `<span class="state wait">settling</span> 0 of 3`, "<dd>1, 0 of them settled</dd>")
 		fails.Store(true)

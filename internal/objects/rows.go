@@ -27,7 +27,7 @@ type RowsConfig struct {
 
 	MaxAttempts                 int           // of a row whose Limit is NULL
 	Lasts                       time.Duration // a claim with a time in Expires
-	LostBackoff, LostBackoffMax time.Duration
+	LostBackoff time.Duration
 }
 
 // Freed returns the part of the config that decides what becomes of a freed row whose work has not ended.
@@ -221,7 +221,7 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 		uncount = ", " + Quoted(cfg.Attempts) + " = " + strings.ReplaceAll(d.Back, "{}", attempts)
 	}
 	if cfg.LostBackoff > 0 {
-		rest = ", " + notBefore + " = " + d.In(strings.ReplaceAll(d.Rest(cfg.LostBackoff, cfg.LostBackoffMax), "{}", attempts))
+		rest = ", " + notBefore + " = " + d.In(strings.ReplaceAll(d.Rest(cfg.LostBackoff, 10*cfg.LostBackoff), "{}", attempts))
 	}
 	if cfg.Limit != "" { // see [RowsConfig.Counted]
 		most := Quoted(cfg.Limit)
