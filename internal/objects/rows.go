@@ -25,8 +25,8 @@ type RowsConfig struct {
 
 	KeyLimit int // at most this many rows with the same value in PerKey are claimed at once
 
-	MaxAttempts                 int           // of a row whose Limit is NULL
-	Lasts                       time.Duration // a claim with a time in Expires
+	MaxAttempts int           // of a row whose Limit is NULL
+	Lasts       time.Duration // a claim with a time in Expires
 	LostBackoff time.Duration
 }
 
