@@ -142,15 +142,15 @@ type SQLStore interface {
 // database it returns [ErrMoved] and nothing is written, unless the term was renewed there: retry. Use it with
 // database/sql and any driver. db must be the store's database; FencedTx returns [ErrInvalid] if
 // it finds that it is not. opts are those of BeginTx, and may be nil; with the DB of a [SQLiteStore],
-// FencedTx is [SQLiteStore.Fenced]. An error or panic of fn rolls back and is passed on. If the connection fails during the commit, the writes may have
+// FencedTx is [SQLiteStore.Fenced], and ignores opts unless they say ReadOnly. An error or panic of fn rolls back and is passed on. If the connection fails during the commit, the writes may have
 // been committed or not, as with any commit, but never after another term began.
 //
 // fn must use tx, must not end the transaction itself, and must return the first error of a
 // statement. If fn sends COMMIT as SQL, the writes before it are not fenced, and FencedTx returns
 // an error. fn runs within a savepoint, so on Postgres only opts can choose the isolation level.
 // Above READ COMMITTED a database may end the transaction with a serialization failure because
-// the lease was renewed in the meantime; then try again. On SQLite, from fn's first write until
-// the transaction ends, no process can renew the lease or take it over.
+// the lease was renewed in the meantime; then try again. On SQLite, from fn's first write, or from
+// its beginning with the store's own DB, until the transaction ends, no process can renew the lease or take it over.
 func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts *sql.TxOptions, fn func(tx *sql.Tx) error) error {
 	switch {
 	case objects.IsNil(store):

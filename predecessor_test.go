@@ -106,10 +106,10 @@ func TestFencePredecessorMayChangeTheLabelsThatItIsGiven(t *testing.T) {
 }
 
 // It offers the lease to any replica, which is no reason to come back itself.
-func TestAReplicaThatResignsBeforeItHasConfirmedStaysAwayForAsLongAsItSaid(t *testing.T) {
+func TestAReplicaThatResignsBeforeItHasConfirmedStaysAway(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		_, b := t.takeover(t.fencing(kit.UntilDone))
-		require.NoError(t, b.StandDown(t.Context()))
+		require.NoError(t, b.Resign(t.Context()))
 		for range 10 {
 			time.Sleep(10 * time.Millisecond)
 			require.NoError(t, b.store.Wake(t.Context(), kit.LeaseKey))

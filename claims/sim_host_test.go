@@ -161,7 +161,7 @@ func (h *host) start() {
 		panic(err)
 	}
 	if h.a.slots > 0 {
-		if l.slots, err = claims.NewSlots(l.session, slotName, h.a.slots); err != nil {
+		if l.slots, err = claims.NewSlots(l.session, slotName, 1+h.dice.N(h.a.slots)); err != nil {
 			panic(err)
 		}
 	}

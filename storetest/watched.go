@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 
@@ -75,7 +76,7 @@ func (w *watched) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Writ
 	if !w.first(w.given, versionOf{obj.Key, tenure.IfVersion(written.Version)}) {
 		w.fault("PutIf(%s, %s) returned version %d, which another write already had", obj.Key, cond, written.Version)
 	}
-	if cond != tenure.IfAbsent() && cond != tenure.Unconditional() && !w.first(w.spent, versionOf{obj.Key, cond}) {
+	if cond != tenure.IfAbsent() && cond != tenure.Unconditional() && !w.first(w.spent, spentBy(obj.Key, cond)) {
 		w.fault("PutIf(%s, %s) succeeded, although that version had been replaced or deleted", obj.Key, cond)
 	}
 	w.learn(obj.Key, written.Version)
@@ -84,10 +85,19 @@ func (w *watched) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Writ
 
 func (w *watched) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
 	err := w.Store.DeleteIf(ctx, key, cond)
-	if err == nil && !w.first(w.spent, versionOf{key, cond}) {
+	if err == nil && !w.first(w.spent, spentBy(key, cond)) {
 		w.fault("DeleteIf(%s, %s) succeeded, although that version had been replaced or deleted", key, cond)
 	}
 	return err
+}
+
+// spentBy returns the version that a write with that condition replaces or deletes, on whichever server.
+func spentBy(key tenure.Key, cond tenure.WriteCondition) versionOf {
+	var conflict *tenure.ConflictError
+	if errors.As(cond.Check(key, -1), &conflict) {
+		cond = tenure.IfVersion(conflict.Wanted)
+	}
+	return versionOf{key, cond}
 }
 
 // fault reports a broken rule, but only the first few times; later ones are usually

@@ -34,8 +34,9 @@ type Config struct {
 	// of such rows count. Default: workers get the claims alone.
 	Payloads func(ctx context.Context, ids []string) (map[string]any, error)
 
-	// Finish ends the claims of results together with what it writes, with FinishPostgres, FinishSQLite or
-	// FinishStatement of the queue, and returns their error. There is at least one result, each is of another row of the
+	// Finish ends the claims of results together with what it writes, with FinishPostgres or FinishSQLite
+	// of the queue, and returns their error, or in a transaction of its own with the statements of FinishStatement, whose error
+	// goes through [tenure.FenceError]. There is at least one result, each is of another row of the
 	// queue, and a result that the worker has left out is null. An error that is [tenure.ErrInvalid] tells the worker that
 	// its result is invalid; the worker then gives the task back. Default: [claims.Queue.Finish], and results other
 	// than null are refused.
