@@ -21,9 +21,9 @@ const (
 	maximumTTL = record.LongestTTL
 )
 
-// LeaseConfig configures a [Lease]. Only Key must be set.
+// LeaseConfig configures a [Lease]. Only the ID of Key must be set.
 type LeaseConfig struct {
-	Key    Key               // of the object; the same in all replicas of a service, and in no other service
+	Key    Key               // of the object; the same in all replicas of a service, and in no other service; the Type is by default "lease"
 	Name   string            // of the object; default: the key's ID, or none in a Nameless store (see [Traits])
 	Holder string            // the replica's name, at most 256 bytes, default ReplicaID(); for people to read: safety never depends on it
 	TTL    time.Duration     // how long the lease counts as held after its last renewal; default 30s; from 10ms to a year
@@ -52,6 +52,9 @@ const UniqueWithin = "unique-within"
 // withDefaults returns the config with its zero fields filled in, and an error that names
 // everything that is wrong with it.
 func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
+	if cfg.Key.ID != "" {
+		cfg.Key.Type = cmp.Or(cfg.Key.Type, "lease")
+	}
 	cfg.Name = cmp.Or(cfg.Name, cfg.Key.ID)
 	unnamed, given := cfg.Holder == "", cfg
 	cfg.Holder = cmp.Or(cfg.Holder, ReplicaID())
@@ -62,7 +65,7 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 
 	var problems objects.Problems
 	if cfg.Key == (Key{}) {
-		problems.Add(fmt.Errorf(`%w: Key is empty: name the lease, for example Key{Type: "lease", ID: "sweeper"}`, ErrInvalid))
+		problems.Add(fmt.Errorf(`%w: Key is empty: name the lease, for example Key{ID: "sweeper"}`, ErrInvalid))
 	} else {
 		problems.Add(Object{Key: cfg.Key, Name: cfg.Name, Labels: cfg.Labels}.Validate())
 	}

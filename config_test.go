@@ -21,6 +21,9 @@ func TestConfigReturnsTheDefaultsToo(t *testing.T) {
 	cfg.Labels["k"] = "changed" // it is a copy
 	require.Equal(t, map[string]string{"k": "v"}, lease.Config().Labels)
 
+	named := kit.Must(tenure.NewLease(storetest.NewMem(), tenure.LeaseConfig{Key: tenure.Key{ID: "sweeper"}}))
+	require.Equal(t, tenure.Key{Type: "lease", ID: "sweeper"}, named.Key(), "as tenure status -key sweeper has it")
+
 	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{})
 	require.NoError(t, err)
 	require.Equal(t, 20*time.Second, coordinator.Config().RenewInterval)

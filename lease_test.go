@@ -478,7 +478,6 @@ func TestALeaseRefusesAConfigOrATermThatItCannotWorkWith(t *testing.T) {
 		says []string
 	}{
 		"empty id":     {tenure.LeaseConfig{Key: tenure.Key{Type: "x"}}, []string{"empty id"}},
-		"empty type":   {tenure.LeaseConfig{Key: tenure.Key{ID: "x"}}, []string{"empty type"}},
 		"negative TTL": {tenure.LeaseConfig{TTL: -time.Second}, []string{"TTL -1s"}},
 		"tiny TTL":     {tenure.LeaseConfig{TTL: time.Millisecond}, []string{"TTL 1ms"}},
 		"Margin":       {tenure.LeaseConfig{TTL: time.Second, Margin: time.Second}, []string{"Margin 1s"}},

@@ -26,7 +26,7 @@ func main() {
 		log.Fatal(err)
 	}
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{
-		Key: tenure.Key{Type: "lease", ID: "sweeper"},
+		Key: tenure.Key{ID: "sweeper"},
 		TTL: 5 * time.Second, // short, to see a failover soon; the default is 30 s
 	})
 	if err != nil {
