@@ -35,8 +35,7 @@ type Config struct {
 	Payloads func(ctx context.Context, ids []string) (map[string]any, error)
 
 	// Finish ends the claims of results together with what it writes, with FinishPostgres or FinishSQLite
-	// of the queue, and returns their error, or in a transaction of its own with the statements of FinishStatement, whose error
-	// goes through [tenure.FenceError]. There is at least one result, each is of another row of the
+	// of the queue, and returns their error, which names the claims that have ended. There is at least one result, each is of another row of the
 	// queue, and a result that the worker has left out is null. An error that is [tenure.ErrInvalid] tells the worker that
 	// its result is invalid; the worker then gives the task back. Default: [claims.Queue.Finish], and results other
 	// than null are refused.

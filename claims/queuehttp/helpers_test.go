@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	_ "modernc.org/sqlite"
 
@@ -132,38 +133,21 @@ func (w *world) finish(ctx context.Context, results []queuehttp.Result) error {
 	for _, r := range results {
 		done = append(done, r.Claim)
 	}
-	write := func(tx *sql.Tx) error {
+	write := func(exec func(query string) error) error {
 		for _, r := range results {
 			if string(r.Result) == `"bad"` {
 				return fmt.Errorf("%w: it is bad", tenure.ErrInvalid)
 			}
-			if _, err := tx.ExecContext(ctx, `INSERT INTO results VALUES (`+r.Claim.Key.ID+`, '`+string(r.Result)+`')`); err != nil {
+			if err := exec(`INSERT INTO results VALUES (` + r.Claim.Key.ID + `, '` + string(r.Result) + `')`); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
 	if _, ok := w.store.(*tenure.SQLiteStore); ok {
-		return w.queue.FinishSQLite(ctx, done, write)
+		return w.queue.FinishSQLite(ctx, done, func(tx *sql.Tx) error { return write(kit.ExecInSQL(tx)) })
 	}
-	tx, err := w.db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback()
-	for _, c := range done {
-		statement, args, err := w.queue.FinishStatement(c)
-		if err != nil {
-			return err
-		}
-		if _, err := tx.ExecContext(ctx, statement, args...); err != nil {
-			return tenure.FenceError(err)
-		}
-	}
-	if err := write(tx); err != nil {
-		return err
-	}
-	return tx.Commit()
+	return w.queue.FinishPostgres(ctx, done, func(tx pgx.Tx) error { return write(kit.ExecIn(tx)) })
 }
 
 // wire carries requests to servers of this process, by host name, and can fail them.
