@@ -220,19 +220,22 @@ func TestARequestWithoutProgressEndsAfterMaxStall(t *testing.T) {
 			conn.Close()
 			<-ends
 
-			conn = dial(t, h)
-			io.WriteString(conn, "GET /answer HTTP/1.1\r\nHost: a\r\n\r\n")
-			reader := bufio.NewReaderSize(conn, 1000)
-			answer, err = http.ReadResponse(reader, nil)
-			require.NoError(t, err)
-			for range 10 {
-				time.Sleep(15 * time.Second)
-				_, err = io.ReadFull(answer.Body, make([]byte, 64<<10))
+			// A flush of httputil's proxy may wait for a mutex, and then virtual time stands still.
+			if name != "forwarded" {
+				conn = dial(t, h)
+				io.WriteString(conn, "GET /answer HTTP/1.1\r\nHost: a\r\n\r\n")
+				reader := bufio.NewReaderSize(conn, 1000)
+				answer, err = http.ReadResponse(reader, nil)
 				require.NoError(t, err)
+				for range 10 {
+					time.Sleep(15 * time.Second)
+					_, err = io.ReadFull(answer.Body, make([]byte, 64<<10))
+					require.NoError(t, err)
+				}
+				require.Empty(t, ends, "it makes progress")
+				require.Contains(t, <-ends, "2m50s")
+				conn.Close()
 			}
-			require.Empty(t, ends, "it makes progress")
-			require.Contains(t, <-ends, "2m50s")
-			conn.Close()
 
 			conn = dial(t, h)
 			fmt.Fprintf(conn, head, "chat")
