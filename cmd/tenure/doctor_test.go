@@ -236,11 +236,20 @@ func TestDoctorFindsEachPlantedFault(t *testing.T) {
 	for _, f := range faults {
 		t.Run(f.check+" "+f.says, func(t *testing.T) {
 			began := time.Now()
-			d, status := diagnose(t, f.plant(t))
-			found := slices.ContainsFunc(d.Findings, func(is finding) bool {
-				return is.Check == f.check && is.Level == f.level && strings.Contains(is.Text+": "+is.Remedy, f.says)
-			})
-			if !found {
+			url := f.plant(t)
+			d, status := diagnose(t, url)
+			found := func() bool {
+				return slices.ContainsFunc(d.Findings, func(is finding) bool {
+					return is.Check == f.check && is.Level == f.level && strings.Contains(is.Text+": "+is.Remedy, f.says)
+				})
+			}
+			for range 3 { // where the machine is busy, the rate of a clock is not certain at once
+				if f.check != "clock_rate" || found() {
+					break
+				}
+				d, status = diagnose(t, url)
+			}
+			if !found() {
 				t.Errorf("it was not found: exit status %d, %+v", status, d)
 			}
 			if want := map[string]int{levelFault: exitUnfit, levelWarning: exitWarned}[f.level]; f.level != levelNote && status != want && status != exitUnfit || d.Fit == d.has(levelFault) {
