@@ -23,11 +23,10 @@ type watched struct {
 	faults int
 }
 
-// versionOf is a version of one object, represented by the condition that matches it,
-// because a condition can be compared but not inspected.
+// versionOf is a version of one object.
 type versionOf struct {
-	key  tenure.Key
-	cond tenure.WriteCondition
+	key     tenure.Key
+	version int64
 }
 
 func watch(t *testing.T, store tenure.Store) *watched {
@@ -73,31 +72,28 @@ func (w *watched) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Writ
 	if written.Version <= before {
 		w.fault("PutIf(%s, %s) returned version %d, although version %d was known before the call", obj.Key, cond, written.Version, before)
 	}
-	if !w.first(w.given, versionOf{obj.Key, tenure.IfVersion(written.Version)}) {
+	if !w.first(w.given, versionOf{obj.Key, written.Version}) {
 		w.fault("PutIf(%s, %s) returned version %d, which another write already had", obj.Key, cond, written.Version)
 	}
-	if cond != tenure.IfAbsent() && cond != tenure.Unconditional() && !w.first(w.spent, spentBy(obj.Key, cond)) {
-		w.fault("PutIf(%s, %s) succeeded, although that version had been replaced or deleted", obj.Key, cond)
-	}
+	w.spends("PutIf", obj.Key, cond)
 	w.learn(obj.Key, written.Version)
 	return written, nil
 }
 
 func (w *watched) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
 	err := w.Store.DeleteIf(ctx, key, cond)
-	if err == nil && !w.first(w.spent, spentBy(key, cond)) {
-		w.fault("DeleteIf(%s, %s) succeeded, although that version had been replaced or deleted", key, cond)
+	if err == nil {
+		w.spends("DeleteIf", key, cond)
 	}
 	return err
 }
 
-// spentBy returns the version that a write with that condition replaces or deletes, on whichever server.
-func spentBy(key tenure.Key, cond tenure.WriteCondition) versionOf {
+// spends notes that a write has replaced or deleted the version that its condition names, on whichever server.
+func (w *watched) spends(op string, key tenure.Key, cond tenure.WriteCondition) {
 	var conflict *tenure.ConflictError
-	if errors.As(cond.Check(key, -1), &conflict) {
-		cond = tenure.IfVersion(conflict.Wanted)
+	if errors.As(cond.Check(key, -1), &conflict) && !w.first(w.spent, versionOf{key, conflict.Wanted}) {
+		w.fault("%s(%s, %s) succeeded, although that version had been replaced or deleted", op, key, cond)
 	}
-	return versionOf{key, cond}
 }
 
 // fault reports a broken rule, but only the first few times; later ones are usually
