@@ -11,14 +11,16 @@ GOTEST := go run github.com/tenurelib/tenure/internal/testkit/gotest
 
 # This target needs Go and make: no C compiler, no server, no network but for modules, and no programs but a shell's.
 .PHONY: test
-test: format ## gofmt, vet and the quick tests of this module, on nothing but Go
+test: format ## gofmt, vet and the quick tests of this module and its proof, on nothing but Go
 	go vet ./...
 	@$(GOTEST) -short -count=1 -vet=off ./...
+	@cd proof && $(GOTEST) -short -count=1 -vet=off ./databases ./docs ./kills ./model ./mutants ./sim
 	@echo "Not looked for: data races, what staticcheck finds, and other modules (make check); what the documents promise (make docs)."
 
 .PHONY: docs
 docs: ## what the documents promise: their words, links, programs and tables
-	go test -count=1 -run 'Document|README|TestsOfTheFaults|ExamplesOfFormats|ErrorsOfThePage|RuleOfCompatibility' . ./examples/failover
+	go -C proof test -count=1 ./docs
+	go test -count=1 -run Documents ./examples/failover
 
 # The race detector looks at all of this library and its drivers. SQLite itself, as translated from
 # C, runs five times as fast without it. Nothing that uses generic code of other packages may be left
@@ -27,6 +29,7 @@ RACE := -race -gcflags=modernc.org/sqlite/lib=-race=false -gcflags=modernc.org/l
 
 .PHONY: check
 check: needs lint ## all modules, with the race detector, staticcheck and real servers: before a change lands
+	@$(MAKE) --no-print-directory check-programs
 	@$(MAKE) --no-print-directory -j3 -Otarget check-claims check-modules check-root
 
 .PHONY: container
@@ -44,28 +47,34 @@ needs:
 		done
 	@test -x "$(KUBE)" || echo "There is no API server of Kubernetes (make kube-apiserver): the tests that need it are skipped."
 
+# These run programs that they build, with and without faults, by the clock: nothing runs beside them. Of mixed fleets
+# with client-go there are some dozens of terms; make kube has a thousand.
+.PHONY: check-programs
+check-programs:
+	cd proof && go test -p 1 -timeout 60m ./bench ./chaos/... ./interop
+
 # One package at a time: many start servers and processes. The time is for a machine that has much else to do.
 .PHONY: check-root
 check-root:
-	go test $(RACE) -p 1 -timeout 60m $$(go list ./... | grep -vE '/(claims|proof/(databases|model))$$')
+	go test $(RACE) -p 1 -timeout 60m $$(go list ./... | grep -v '/claims$$')
+	cd proof && go test $(RACE) -p 1 -timeout 60m ./kills ./sim
 
 # What waits more than it works, beside the others.
 .PHONY: check-claims
 check-claims:
 	go test $(RACE) -timeout 60m ./claims
 	cd cmd/tenure && go test $(RACE) -timeout 60m ./...
-	cd natstenure && go test $(RACE) -timeout 60m ./...
+	cd stores/natstenure && go test $(RACE) -timeout 60m ./...
 
 # The tests of proof/release and examples/integrations build other programs, without the detector. The models have no
 # goroutines, and take twenty times as long with it.
 .PHONY: check-modules
 check-modules:
-	go test -timeout 60m ./proof/model
-	go test $(RACE) -timeout 60m ./proof/databases
-	cd proof/release && go test -timeout 60m ./...
+	cd proof && go test -timeout 60m ./docs ./model ./mutants ./release
+	cd proof && go test $(RACE) -timeout 60m ./databases
 	cd oteltenure && go test $(RACE) -timeout 60m ./...
-	cd etcdtenure && go test $(RACE) -timeout 60m ./...
-	cd kubetenure && go test $(RACE) -timeout 60m ./...
+	cd stores/etcdtenure && go test $(RACE) -timeout 60m ./...
+	cd stores/kubetenure && go test $(RACE) -timeout 60m ./...
 	cd examples/periodic && go test $(RACE) -timeout 60m ./...
 	cd examples/integrations && go test -timeout 60m ./...
 
@@ -73,11 +82,11 @@ check-modules:
 format:
 	@unformatted=$$("$$(go env GOROOT)/bin/gofmt" -l .) || exit 1; [ -z "$$unformatted" ] || { echo "gofmt would change: $$unformatted"; exit 1; }
 
-MODULES := . cmd/tenure proof/release oteltenure natstenure etcdtenure kubetenure examples/periodic examples/integrations
+MODULES := . cmd/tenure proof oteltenure stores/natstenure stores/etcdtenure stores/kubetenure examples/periodic examples/integrations
 
 .PHONY: lint
 lint: format ## gofmt, vet, staticcheck, and whether each mutant fits the code
-	go run ./proof/mutants -check
+	go -C proof run ./mutants -check
 	@set -e; for module in $(MODULES); do echo "vet and staticcheck $$module"; (cd $$module && go vet ./... && go run $(STATICCHECK) ./...); done
 
 # All modules but the one that builds a server for tests.
@@ -115,10 +124,10 @@ kube-apiserver: ## build the API server of Kubernetes that the tests of kubetenu
 
 .PHONY: kube
 kube: kube-apiserver ## all tests that need Kubernetes, with a mixed fleet of 1,000 terms, for some 20 minutes
-	cd kubetenure && TENURE_REQUIRE_KUBE=1 go test $(RACE) -timeout 60m ./...
+	cd stores/kubetenure && TENURE_REQUIRE_KUBE=1 go test $(RACE) -timeout 60m ./...
 	cd examples/integrations && TENURE_REQUIRE_KUBE=1 go test -run TestAManagerIsAJob -timeout 60m ./...
 	cd cmd/tenure && TENURE_REQUIRE_KUBE=1 go test -run Kubernetes -timeout 60m ./...
-	cd proof/interop && TENURE_REQUIRE_KUBE=1 go test -v -timeout 60m ./... -args -terms 1000
+	cd proof/interop && TENURE_REQUIRE_KUBE=1 go test -v -timeout 60m . -args -terms 1000
 
 DURATION := 10m
 
@@ -130,28 +139,27 @@ KILLS := 3400
 
 .PHONY: witness
 witness: ## ten thousand kills of processes under a witness, on Postgres, SQLite and NATS, for an hour
-	go test ./proof/kills -v -timeout 6h -kills $(KILLS)
-	cd natstenure && go test -run TestKills -v -timeout 6h . -kills $(KILLS)
+	cd proof && go test ./kills -v -timeout 6h -kills $(KILLS)
 
 .PHONY: versions
 versions: ## the contract, set-up and failovers on each version of Postgres that is installed or in TENURE_TEST_POSTGRES, and beside an older library
-	go test ./proof/databases -run 'TestEveryVersion|TestAnOlderLibrary' -v -timeout 2h
+	cd proof && go test ./databases -run 'TestEveryVersion|TestAnOlderLibrary' -v -timeout 2h
 
 .PHONY: sim
 sim: ## a million virtual lease-hours of replicas under faults, 1e5 session-hours, 1e4 events of shards, and a year of a schedule, for a quarter of an hour
 	go test ./schedule -run TestEachSlotOfAYear -v -timeout 60m -schedule.days 365
-	GOGC=400 go test ./proof/sim -run TestSimulation -v -timeout 60m -sim.hours 1e6 -sim.first $${SEED:-1}
-	GOGC=400 go test ./proof/sim -run TestHistoriesThatFailOver -v -timeout 60m -sim.hours 1e4 -sim.first $${SEED:-1}
+	cd proof && GOGC=400 go test ./sim -run TestSimulation -v -timeout 60m -sim.hours 1e6 -sim.first $${SEED:-1}
+	cd proof && GOGC=400 go test ./sim -run TestHistoriesThatFailOver -v -timeout 60m -sim.hours 1e4 -sim.first $${SEED:-1}
 	GOGC=400 go test ./claims -run TestSimulation -v -timeout 60m -sim.hours 1e5 -sim.first $${SEED:-1}
 	GOGC=400 go test ./shards -run 'TestShardsUnderFaults|TestMovesAreTheMinimum|TestAnyChurn|TestARollingRestart' -v -timeout 60m -shards.events 10000 -shards.rule 1000 -shards.seed $${SEED:-1}
 
 .PHONY: model
 model: ## explore the models of leases, failovers and claims, and show how each rule that is left out breaks them, for some minutes
-	GOGC=400 go run ./proof/model
+	GOGC=400 go -C proof run ./model
 
 .PHONY: mutants
 mutants: ## make the library wrong in one place after another; the tests must notice, for some hours
-	go run ./proof/mutants
+	go -C proof run ./mutants
 
 KEY := $(HOME)/.minisign/minisign.key
 

@@ -12,14 +12,14 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
 func BenchmarkIsHolder(b *testing.B) {
 	acquired := make(chan struct{})
 	ctx, cancel := context.WithCancel(context.Background())
-	c, err := tenure.NewCoordinator(kit.NewLease(b, storetest.NewMem(), tenure.LeaseConfig{}), tenure.CoordinatorConfig{
+	c, err := tenure.NewCoordinator(testkit.NewLease(b, storetest.NewMem(), tenure.LeaseConfig{}), tenure.CoordinatorConfig{
 		Reconcile: func(ctx context.Context) error { close(acquired); <-ctx.Done(); return nil },
 	})
 	if err != nil {
@@ -41,21 +41,21 @@ func BenchmarkIsHolder(b *testing.B) {
 // benchStores runs a benchmark on both databases.
 func benchStores(b *testing.B, bench func(b *testing.B, store tenure.Store)) {
 	b.Run("postgres", func(b *testing.B) {
-		store := kit.OpenPostgres(b, durable(b), tenure.PostgresConfig{})
-		kit.Migrate(b, store)
+		store := testkit.OpenPostgres(b, durable(b), tenure.PostgresConfig{})
+		testkit.Migrate(b, store)
 		bench(b, store)
 	})
 	b.Run("sqlite", func(b *testing.B) {
-		store := kit.OpenSQLite(b, b.TempDir()+"/bench.db")
-		kit.Migrate(b, store)
+		store := testkit.OpenSQLite(b, b.TempDir()+"/bench.db")
+		testkit.Migrate(b, store)
 		bench(b, store)
 	})
 }
 
 func BenchmarkRenew(b *testing.B) {
 	benchStores(b, func(b *testing.B, store tenure.Store) {
-		lease := kit.NewLease(b, store, tenure.LeaseConfig{TTL: time.Hour})
-		term := kit.MustAcquire(b, lease)
+		lease := testkit.NewLease(b, store, tenure.LeaseConfig{TTL: time.Hour})
+		term := testkit.MustAcquire(b, lease)
 		ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 		defer cancel()
 		b.ReportAllocs()
@@ -69,7 +69,7 @@ func BenchmarkRenew(b *testing.B) {
 
 func BenchmarkAcquireAndRelease(b *testing.B) {
 	benchStores(b, func(b *testing.B, store tenure.Store) {
-		lease := kit.NewLease(b, store, tenure.LeaseConfig{TTL: time.Hour})
+		lease := testkit.NewLease(b, store, tenure.LeaseConfig{TTL: time.Hour})
 		ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 		defer cancel()
 		b.ReportAllocs()
@@ -88,7 +88,7 @@ func BenchmarkAcquireAndRelease(b *testing.B) {
 // durable returns a Postgres that writes to disk, as a service's does. Next to one that does
 // not, everything else would look expensive.
 func durable(b *testing.B) string {
-	return kit.StartPostgres(b, kit.OnDisk).URL()
+	return testkit.StartPostgres(b, testkit.OnDisk).URL()
 }
 
 // BenchmarkTransaction alternates a transaction of one row with the same one fenced, so that
@@ -98,27 +98,27 @@ func BenchmarkTransaction(b *testing.B) {
 	ctx := context.Background()
 	b.Run("postgres", func(b *testing.B) {
 		url := durable(b)
-		store := kit.OpenPostgres(b, url, tenure.PostgresConfig{})
-		kit.Migrate(b, store)
-		pool := kit.PostgresPool(b, url)
-		kit.ExecPostgres(b, pool, `CREATE TABLE ledger (n bigint)`)
-		kit.ExecPostgres(b, pool, `INSERT INTO ledger VALUES (0)`)
-		term := kit.MustAcquire(b, kit.NewLease(b, store, tenure.LeaseConfig{TTL: time.Hour}))
+		store := testkit.OpenPostgres(b, url, tenure.PostgresConfig{})
+		testkit.Migrate(b, store)
+		pool := testkit.PostgresPool(b, url)
+		testkit.ExecPostgres(b, pool, `CREATE TABLE ledger (n bigint)`)
+		testkit.ExecPostgres(b, pool, `INSERT INTO ledger VALUES (0)`)
+		term := testkit.MustAcquire(b, testkit.NewLease(b, store, tenure.LeaseConfig{TTL: time.Hour}))
 		fn := func(tx pgx.Tx) error { _, err := tx.Exec(ctx, write); return err }
 		benchFenced(b,
 			func() error { return pgx.BeginFunc(ctx, pool, fn) },
 			func() error { return store.Fenced(ctx, term, fn) })
 	})
 	b.Run("sqlite", func(b *testing.B) {
-		store := kit.OpenSQLite(b, b.TempDir()+"/bench.db")
-		kit.Migrate(b, store)
+		store := testkit.OpenSQLite(b, b.TempDir()+"/bench.db")
+		testkit.Migrate(b, store)
 		db := store.DB()
 		for _, query := range []string{`CREATE TABLE ledger (n INTEGER)`, `INSERT INTO ledger VALUES (0)`} {
 			if _, err := db.Exec(query); err != nil {
 				b.Fatal(err)
 			}
 		}
-		term := kit.MustAcquire(b, kit.NewLease(b, store, tenure.LeaseConfig{TTL: time.Hour}))
+		term := testkit.MustAcquire(b, testkit.NewLease(b, store, tenure.LeaseConfig{TTL: time.Hour}))
 		fn := func(tx *sql.Tx) error { _, err := tx.ExecContext(ctx, write); return err }
 		benchFenced(b,
 			func() error {
@@ -147,7 +147,7 @@ func benchFenced(b *testing.B, unfenced, fenced func() error) {
 			took[i] = append(took[i], time.Since(began))
 		}
 	}
-	u, f := kit.Percentile(took[0], 50), kit.Percentile(took[1], 50)
+	u, f := testkit.Percentile(took[0], 50), testkit.Percentile(took[1], 50)
 	b.ReportMetric(float64(u.Microseconds()), "unfenced-p50-µs")
 	b.ReportMetric(float64(f.Microseconds()), "fenced-p50-µs")
 	b.ReportMetric(float64(f)/float64(u), "ratio")
@@ -165,7 +165,7 @@ func BenchmarkHeldCoordinator(b *testing.B) {
 		running.Add(n)
 		before, goroutines := heap(), runtime.NumGoroutine()
 		for i := range n {
-			lease := kit.NewLease(b, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}})
+			lease := testkit.NewLease(b, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}})
 			c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
 				Reconcile: func(ctx context.Context) error { running.Done(); <-ctx.Done(); return nil },
 			})

@@ -3,11 +3,14 @@ package tenure_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -17,7 +20,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -60,7 +62,7 @@ func TestAVanishedHolderIsReplacedWithinTenMillisecondsOfItsTTL(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		a, b := t.start("a"), t.start("b")
 		time.Sleep(time.Minute + time.Second) // the last renewal was a second ago
-		a.store.SetHook(kit.Hang)
+		a.store.SetHook(testkit.Hang)
 		time.Sleep(29*time.Second + 10*time.Millisecond)
 		t.wantHolder(b)
 		require.Equal(t, "b", t.jobs.Holder())
@@ -75,7 +77,7 @@ func TestALeaseIsReleasedOnlyWhenNoRenewalIsUnderWay(t *testing.T) {
 			s.say(call.Op)
 			if call.Op == "put" {
 				defer s.say("renewed")
-				return kit.Hang(ctx, call, do)
+				return testkit.Hang(ctx, call, do)
 			}
 			return do(ctx)
 		})
@@ -94,7 +96,7 @@ func TestTheLeaseIsReleasedOnlyAfterTheJobHasReturned(t *testing.T) {
 				t.jobs.Begin("a")
 				<-ctx.Done()
 				time.Sleep(8 * time.Second) // longer than any standby waits to acquire
-				if _, err := t.store.Get(context.Background(), kit.LeaseKey); err != nil {
+				if _, err := t.store.Get(context.Background(), testkit.LeaseKey); err != nil {
 					t.Errorf("while the job runs: %v", err)
 				}
 				t.jobs.End("a", context.Cause(ctx))
@@ -111,7 +113,7 @@ func TestTheLeaseIsReleasedOnlyAfterTheJobHasReturned(t *testing.T) {
 }
 
 func TestRenewalsThatFailForAWhileCostNothing(t *testing.T) {
-	for name, fault := range map[string]storetest.Hook{"refused": kit.Refuse, "hanging": kit.Hang, "answers lost": kit.LoseAnswer} {
+	for name, fault := range map[string]storetest.Hook{"refused": testkit.Refuse, "hanging": testkit.Hang, "answers lost": testkit.LoseAnswer} {
 		t.Run(name, func(t *testing.T) {
 			inBubbles(t, func(t *scene) {
 				a := t.start("a")
@@ -133,10 +135,10 @@ func TestRenewalsThatFailForAWhileCostNothing(t *testing.T) {
 // The pauses between attempts are random, so that each round meets others.
 func TestAnOutageThatEndsASecondBeforeTheRenewDeadlineCostsNothing(t *testing.T) {
 	const rounds = 200
-	for name, fault := range map[string]storetest.Hook{"refused": kit.Refuse, "hanging": kit.Hang} {
+	for name, fault := range map[string]storetest.Hook{"refused": testkit.Refuse, "hanging": testkit.Hang} {
 		for _, before := range []time.Duration{time.Second, 2 * time.Second, 5 * time.Second} {
 			t.Run(fmt.Sprintf("%s until %v before", name, before), func(t *testing.T) {
-				lost, calls := 0, new(kit.Calls)
+				lost, calls := 0, new(testkit.Calls)
 				for range rounds {
 					inBubble(t, func(t *scene) {
 						a := t.start("a")
@@ -158,10 +160,10 @@ func TestAnOutageThatEndsASecondBeforeTheRenewDeadlineCostsNothing(t *testing.T)
 
 func TestARenewalThatHangsEndsTheJobAtTheRenewDeadline(t *testing.T) {
 	for name, fault := range map[string]storetest.Hook{
-		"until its context ends": kit.Hang,
+		"until its context ends": testkit.Hang,
 		"for ever, whatever its context": func(context.Context, storetest.Call, func(context.Context) error) error {
 			time.Sleep(10 * time.Minute)
-			return kit.ErrReset
+			return testkit.ErrReset
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -183,7 +185,7 @@ func TestARenewalThatHangsEndsTheJobAtTheRenewDeadline(t *testing.T) {
 func TestAJobThatEndsGivesTheLeaseToAnotherReplica(t *testing.T) {
 	broken := errors.New("broken")
 	for name, job := range map[string]func(context.Context) error{
-		"by returning":     kit.Succeeds,
+		"by returning":     testkit.Succeeds,
 		"by an error":      func(context.Context) error { return broken },
 		"by a false alarm": func(context.Context) error { return tenure.ErrLost },
 		"by Goexit":        func(context.Context) error { runtime.Goexit(); return nil },
@@ -219,7 +221,7 @@ func TestAJobThatEndsGivesTheLeaseToAnotherReplica(t *testing.T) {
 func TestAJobThatPanicsReleasesTheLeaseAndPanicsOutOfRun(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		broken := errors.New("broken")
-		c, err := tenure.NewCoordinator(kit.NewLease(t, t.store, tenure.LeaseConfig{}), tenure.CoordinatorConfig{
+		c, err := tenure.NewCoordinator(testkit.NewLease(t, t.store, tenure.LeaseConfig{}), tenure.CoordinatorConfig{
 			Watch:     returnsAfter(0),
 			Reconcile: func(context.Context) error { panic(broken) },
 		})
@@ -229,7 +231,7 @@ func TestAJobThatPanicsReleasesTheLeaseAndPanicsOutOfRun(t *testing.T) {
 			require.True(t, ok)
 			require.ErrorIs(t, p, broken)
 			require.ErrorContains(t, p, "coordinator_test.go", "the stack of the job")
-			_, err := t.store.Get(t.Context(), kit.LeaseKey)
+			_, err := t.store.Get(t.Context(), testkit.LeaseKey)
 			require.ErrorIs(t, err, tenure.ErrNotFound)
 			require.False(t, c.IsHolder())
 			require.Equal(t, tenure.RoleStandby, c.Status().Role)
@@ -242,7 +244,7 @@ func TestAReplicaThatLostTheLeaseCompetesAgain(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		a := t.start("a")
 		for i := range 5 {
-			a.store.SetHook(kit.Hang)
+			a.store.SetHook(testkit.Hang)
 			time.Sleep(time.Minute)
 			t.wantHolder(nil)
 			a.store.SetHook(nil)
@@ -266,7 +268,7 @@ func TestAStolenLeaseEndsTheJobAtTheNextRenewal(t *testing.T) {
 		putRecord(t, t.store, robbersRecord)
 		time.Sleep(10*time.Second + time.Millisecond)
 		synctest.Wait()
-		kit.WantLost(t, cause, term, "robber")
+		testkit.WantLost(t, cause, term, "robber")
 	})
 }
 
@@ -278,7 +280,7 @@ func TestAJobThatIgnoresItsContextIsReportedAndKeepsItsReplicaFromCompeting(t *t
 		a := t.start("a", tenure.CoordinatorConfig{
 			Reconcile: func(ctx context.Context) error {
 				if !first {
-					return kit.UntilDone(ctx)
+					return testkit.UntilDone(ctx)
 				}
 				first = false
 				<-returnNow
@@ -295,7 +297,7 @@ func TestAJobThatIgnoresItsContextIsReportedAndKeepsItsReplicaFromCompeting(t *t
 		require.Equal(t, 9*time.Second, <-stuck)
 		require.True(t, a.Status().Stuck)
 		require.Equal(t, tenure.RoleStopping, a.Status().Role)
-		kit.Get(t, t.store, kit.LeaseKey) // the job runs, so its lease stands
+		testkit.Get(t, t.store, testkit.LeaseKey) // the job runs, so its lease stands
 
 		time.Sleep(40 * time.Second) // and expires, because it is not renewed
 		t.wantHolder(b)
@@ -325,7 +327,7 @@ func TestResignHandsTheLeaseToAnotherReplica(t *testing.T) {
 func TestAReplicaThatIsToldToResignWhileItStopsStaysAwayAllTheSame(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		a := t.start("a", tenure.CoordinatorConfig{Reconcile: returnsAfter(time.Second)})
-		a.store.SetHook(kit.Hang)
+		a.store.SetHook(testkit.Hang)
 		time.Sleep(20*time.Second + time.Millisecond) // its renewals have failed for too long
 		a.store.SetHook(nil)
 		require.NoError(t, a.Resign(t.Context()))
@@ -349,9 +351,9 @@ func TestAShutdownDuringAnAcquireLeavesNoRecord(t *testing.T) {
 			}
 		})
 		a := t.start("a")
-		kit.Get(t, store, kit.LeaseKey)
+		testkit.Get(t, store, testkit.LeaseKey)
 		a.stop()
-		_, err := store.Get(t.Context(), kit.LeaseKey)
+		_, err := store.Get(t.Context(), testkit.LeaseKey)
 		require.ErrorIs(t, err, tenure.ErrNotFound)
 		require.Empty(t, t.jobs.String(), "the job ran")
 	})
@@ -361,12 +363,12 @@ func TestAShutdownDuringAnAcquireLeavesNoRecord(t *testing.T) {
 func TestAnAcquireAnsweredAfterTheRenewDeadlineBeginsNoJob(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		// The trust lasts for 8 s more, and a job may take 9.
-		t.store = storetest.Faulty(t.store, kit.Only("put", kit.Once(kit.AnswerAfter(21*time.Second))))
+		t.store = storetest.Faulty(t.store, testkit.Only("put", testkit.Once(testkit.AnswerAfter(21*time.Second))))
 		b := t.start("b")
 		time.Sleep(21*time.Second + time.Millisecond)
 		require.Empty(t, t.jobs.String())
 		require.Zero(t, b.Status().Terms, "no term begins that has no time for a job")
-		_, err := t.store.Get(t.Context(), kit.LeaseKey)
+		_, err := t.store.Get(t.Context(), testkit.LeaseKey)
 		require.ErrorIs(t, err, tenure.ErrNotFound, "the lease is given back")
 		time.Sleep(5 * time.Second)
 		t.wantHolder(b)
@@ -380,7 +382,7 @@ func TestTheJobsContextCarriesTheTermAndTheCallersValues(t *testing.T) {
 		jobs := make(chan context.Context, 1)
 		t.start("a", tenure.CoordinatorConfig{Watch: func(ctx context.Context) error {
 			jobs <- ctx
-			return kit.UntilDone(ctx)
+			return testkit.UntilDone(ctx)
 		}})
 		job := <-jobs
 		require.Equal(t, "value", job.Value(key{}))
@@ -396,7 +398,7 @@ func TestASingleReplicaRunsItsJobWithoutLeaseTraffic(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) tenure.Store{
 		"Static": func(*testing.T) tenure.Store { return tenure.Static() },
 		"SQLite": func(t *testing.T) tenure.Store {
-			store, err := tenure.OpenSQLite(t.Context(), ":memory:", tenure.SQLiteConfig{Logger: kit.Quiet})
+			store, err := tenure.OpenSQLite(t.Context(), ":memory:", tenure.SQLiteConfig{Logger: testkit.Quiet})
 			require.NoError(t, err)
 			t.Cleanup(func() { store.Close() })
 			return store
@@ -404,7 +406,7 @@ func TestASingleReplicaRunsItsJobWithoutLeaseTraffic(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *scene) {
-				var traffic kit.Calls
+				var traffic testkit.Calls
 				t.store = storetest.Faulty(open(t.T), traffic.Count("", nil))
 				jobs := 0
 				a := t.start("a", tenure.CoordinatorConfig{Confirmations: 2, Reconcile: func(ctx context.Context) error {
@@ -434,7 +436,7 @@ func TestASingleReplicaRunsItsJobWithoutLeaseTraffic(t *testing.T) {
 func alone(t *testing.T) map[string]func(t *testing.T) (a, b tenure.Store) {
 	opened := func(path func(t *testing.T) string) func(t *testing.T) (a, b tenure.Store) {
 		return func(t *testing.T) (a, b tenure.Store) {
-			store, err := tenure.OpenSQLite(t.Context(), path(t), tenure.SQLiteConfig{Logger: kit.Quiet})
+			store, err := tenure.OpenSQLite(t.Context(), path(t), tenure.SQLiteConfig{Logger: testkit.Quiet})
 			require.NoError(t, err)
 			t.Cleanup(func() { store.Close() })
 			return store, store
@@ -444,9 +446,9 @@ func alone(t *testing.T) map[string]func(t *testing.T) (a, b tenure.Store) {
 		"SQLite in memory": opened(func(*testing.T) string { return ":memory:" }),
 		"a SQLite file":    opened(func(t *testing.T) string { return filepath.Join(t.TempDir(), "tenure.db") }),
 		"two stores in one database": func(t *testing.T) (a, b tenure.Store) {
-			db := kit.OpenSQL(t, "sqlite", ":memory:")
-			return kit.Must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Logger: kit.Quiet})),
-				kit.Must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Table: "Objects", Logger: kit.Quiet}))
+			db := testkit.OpenSQL(t, "sqlite", ":memory:")
+			return testkit.Must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Logger: testkit.Quiet})),
+				testkit.Must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Table: "Objects", Logger: testkit.Quiet}))
 		},
 		"Static": func(t *testing.T) (a, b tenure.Store) { a = tenure.Static(); return a, a },
 		"a wrapper": func(t *testing.T) (a, b tenure.Store) {
@@ -511,7 +513,7 @@ func TestCoordinatorsWithoutALeaseTakeTurnsInRealTime(t *testing.T) {
 			began := make(chan int)
 			stops := [2]func(){}
 			for i, store := range stores {
-				lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint(i), Logger: logger})
+				lease := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint(i), Logger: logger})
 				c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: func(ctx context.Context) error {
 					if jobs.Add(1) != 1 {
 						t.Error("two jobs at once")
@@ -522,7 +524,7 @@ func TestCoordinatorsWithoutALeaseTakeTurnsInRealTime(t *testing.T) {
 					return nil
 				}})
 				require.NoError(t, err)
-				stops[i] = kit.RunCoordinator(t, t.Context(), c)
+				stops[i] = testkit.RunCoordinator(t, t.Context(), c)
 			}
 			first := <-began
 			select {
@@ -542,9 +544,9 @@ func TestCoordinatorsWithoutALeaseTakeTurnsInRealTime(t *testing.T) {
 }
 
 func TestAStaticStoreHasNoObjectsAndTakesNone(t *testing.T) {
-	_, err := kit.NewLease(t, tenure.Static(), tenure.LeaseConfig{}).Read(t.Context())
+	_, err := testkit.NewLease(t, tenure.Static(), tenure.LeaseConfig{}).Read(t.Context())
 	require.ErrorIs(t, err, tenure.ErrNotFound)
-	_, err = tenure.Static().PutIf(t.Context(), tenure.Object{Key: kit.LeaseKey}, tenure.IfAbsent())
+	_, err = tenure.Static().PutIf(t.Context(), tenure.Object{Key: testkit.LeaseKey}, tenure.IfAbsent())
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 }
 
@@ -559,7 +561,7 @@ func TestAReplicaWithoutAJobOnlyHolds(t *testing.T) {
 		require.NoError(t, a.Resign(t.Context()))
 		t.settle()
 		t.wantHolder(b)
-		b.store.SetHook(kit.Refuse)
+		b.store.SetHook(testkit.Refuse)
 		time.Sleep(20*time.Second + time.Second)
 		require.False(t, b.IsHolder(), "b holds past its RenewDeadline")
 	})
@@ -578,7 +580,7 @@ func TestACoordinatorRunsOnceAtATime(t *testing.T) {
 
 func TestAStoreThatNeedsAPersonIsAskedRarely(t *testing.T) {
 	inBubbles(t, func(t *scene) {
-		var asked kit.Calls
+		var asked testkit.Calls
 		store := storetest.Faulty(t.store, asked.Count("", func(context.Context, storetest.Call, func(context.Context) error) error {
 			return fmt.Errorf("password authentication failed: %w", tenure.ErrSetup)
 		}))
@@ -599,7 +601,7 @@ func TestManyReplicasUnderFaultsNeverOverlap(t *testing.T) {
 		for i := range 5 {
 			t.start(fmt.Sprint("r", i))
 		}
-		faults := []storetest.Hook{kit.Hang, kit.Refuse, nil, nil, kit.AnswerAfter(3 * time.Second)}
+		faults := []storetest.Hook{testkit.Hang, testkit.Refuse, nil, nil, testkit.AnswerAfter(3 * time.Second)}
 		held := 0
 		for i := range 400 {
 			t.replicas[i*7%5].store.SetHook(faults[i*3%len(faults)])
@@ -631,7 +633,7 @@ func TestACoordinatorNamesEveryContradictionInItsConfig(t *testing.T) {
 		"everything": {time.Second, tenure.CoordinatorConfig{RenewInterval: -1, AcquireInterval: -1, RenewDeadline: time.Hour},
 			[]string{"RenewInterval -1ns", "AcquireInterval -1ns", "RenewDeadline 1h"}},
 	} {
-		lease := kit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{TTL: test.ttl})
+		lease := testkit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{TTL: test.ttl})
 		_, err := tenure.NewCoordinator(lease, test.cfg)
 		if test.says == nil {
 			require.NoError(t, err, name)
@@ -642,4 +644,414 @@ func TestACoordinatorNamesEveryContradictionInItsConfig(t *testing.T) {
 			require.ErrorContains(t, err, says, name)
 		}
 	}
+}
+
+func TestAReplicaThatStandsDownDoesNotCompeteUntilItIsAskedTo(t *testing.T) {
+	inBubbles(t, func(t *scene) {
+		a, b := t.start("a"), t.start("b")
+		require.NoError(t, a.StandDown(t.Context()))
+		t.settle()
+		t.wantHolder(b)
+		b.stop()
+		time.Sleep(10 * time.Hour)
+		t.wantHolder(nil)
+		status := a.Status()
+		require.True(t, status.StandsDown)
+		require.Equal(t, 1, status.Terms, "it has not taken the lease in between either")
+		require.Equal(t, tenure.RoleStandby, status.Role)
+		require.Empty(t, status.Holder, "it still sees who holds the lease")
+		a.Compete()
+		t.settle()
+		t.wantHolder(a)
+		require.False(t, a.Status().StandsDown)
+		require.NoError(t, a.StandDown(t.Context()))
+		a.stop()
+		require.Empty(t, t.jobs.Holder())
+	})
+}
+
+func TestAStandbyAndAReplicaThatDoesNotRunCanStandDown(t *testing.T) {
+	inBubbles(t, func(t *scene) {
+		a, b := t.start("a"), t.start("b")
+		require.NoError(t, b.StandDown(t.Context()))
+		require.NoError(t, b.StandDown(t.Context()))
+		a.stop()
+		time.Sleep(time.Hour)
+		t.wantHolder(nil)
+
+		c, err := tenure.NewCoordinator(b.lease, tenure.CoordinatorConfig{})
+		require.NoError(t, err)
+		require.NoError(t, c.StandDown(t.Context()))
+		testkit.RunCoordinator(t.T, t.run, c)
+		time.Sleep(time.Hour)
+		require.False(t, c.IsHolder())
+		c.Compete()
+		t.settle()
+		require.True(t, c.IsHolder())
+		require.NoError(t, c.StandDown(t.Context()))
+		require.False(t, c.IsHolder())
+	})
+}
+
+func TestAHandoverByNameAsksAReplicaThatStandsDown(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		a, b := t.start("a"), t.start("b")
+		require.NoError(t, b.StandDown(t.Context()))
+		time.Sleep(time.Hour)
+		t.request(a, b)
+		synctest.Wait()
+		t.wantHolder(b)
+		require.False(t, b.Status().StandsDown)
+	})
+}
+
+// No other replica took the lease that was once offered to it.
+func TestAnOldOfferAsksNoReplicaThatStandsDown(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		a := t.start("a")
+		b := t.begin(tenure.LeaseConfig{Holder: "b"}, tenure.CoordinatorConfig{})
+		b.stop()
+		t.request(a, b)
+		synctest.Wait()
+		a.stop()
+		time.Sleep(24 * time.Hour)
+		c, err := tenure.NewCoordinator(b.lease, tenure.CoordinatorConfig{})
+		require.NoError(t, err)
+		require.NoError(t, c.StandDown(t.Context()))
+		testkit.RunCoordinator(t.T, t.run, c)
+		time.Sleep(time.Hour)
+		require.False(t, c.IsHolder())
+		require.True(t, c.Status().StandsDown)
+	})
+}
+
+// A replica that is told to stand down while its predecessor is fenced begins no job either.
+func TestNoJobBeginsAfterAReplicaWasToldToStandDownWhileItFenced(t *testing.T) {
+	for range 40 {
+		inBubble(t, func(t *scene) {
+			var b *replica
+			begun := make(chan struct{})
+			a := t.start("a")
+			a.store.SetHook(testkit.Refuse)
+			b = t.begin(tenure.LeaseConfig{Holder: "b"}, tenure.CoordinatorConfig{
+				FencePredecessor: func(context.Context, tenure.Holding) error {
+					<-begun
+					go b.StandDown(context.Background())
+					for !b.Status().StandsDown {
+						runtime.Gosched()
+					}
+					return nil
+				},
+				Reconcile: func(context.Context) error { t.Error("the job begins"); return nil },
+			})
+			close(begun)
+			time.Sleep(5 * time.Minute)
+			require.Equal(t, 1, b.Status().Terms)
+			require.False(t, b.IsHolder())
+		})
+	}
+}
+
+// The attempt is under way when the replica stands down.
+func TestNoJobBeginsAfterAReplicaWasToldToStandDown(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		server := t.store
+		t.store = storetest.Faulty(server, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			err := do(ctx)
+			if call.Op == "put" {
+				time.Sleep(time.Second)
+			}
+			return err
+		})
+		a := t.begin(tenure.LeaseConfig{Holder: "a"}, tenure.CoordinatorConfig{
+			Reconcile: func(context.Context) error { t.Error("the job begins"); return nil },
+		})
+		t.store = server
+		time.Sleep(time.Second / 2)
+		require.NoError(t, a.StandDown(t.Context()))
+		time.Sleep(time.Minute)
+		t.wantHolder(nil)
+		b := t.start("b")
+		t.wantHolder(b)
+	})
+}
+
+// It may be told to do so between the answer to its attempt and the start of its term.
+func TestATermOfAReplicaThatStandsDownEndsBeforeItsJobBegins(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		a := t.start("a")
+		lease := a.lease
+		a.stop()
+		term, err := lease.TryAcquire(t.Context())
+		require.NoError(t, err)
+		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+			Reconcile: func(context.Context) error { t.Error("the job begins"); return nil },
+		})
+		require.NoError(t, err)
+		require.NoError(t, c.StandDown(t.Context()))
+		require.ErrorIs(t, c.Hold(t.Context(), term), tenure.ErrResigned)
+		require.False(t, term.Valid())
+	})
+}
+
+func TestStandingDownIsInTheStatusAsJSON(t *testing.T) {
+	data, err := json.Marshal(tenure.Status{StandsDown: true})
+	require.NoError(t, err)
+	require.Contains(t, string(data), `"stands_down":true`)
+	data, err = json.Marshal(tenure.Status{})
+	require.NoError(t, err)
+	require.NotContains(t, string(data), "stands_down")
+}
+
+func TestRenewalsAreLoggedOnceAMinuteIfThatIsSet(t *testing.T) {
+	for name, logs := range map[string]bool{"set": true, "not set": false} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *scene) {
+				var log bytes.Buffer
+				a := t.start("a", tenure.CoordinatorConfig{LogRenewals: logs, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+				time.Sleep(time.Hour)
+				a.stop()
+				lines := 0
+				for line := range strings.Lines(log.String()) {
+					if strings.Contains(line, `msg="lease renewed"`) {
+						require.Contains(t, line, "level=INFO")
+						require.Contains(t, line, " replica_id=a ")
+						lines++
+					}
+				}
+				if !logs {
+					require.Zero(t, lines)
+					return
+				}
+				require.LessOrEqual(t, lines, 60)
+				require.GreaterOrEqual(t, lines, 50)
+			})
+		})
+	}
+}
+
+// No code of the user's runs between a renewal and its deadline.
+func TestALogThatBlocksDelaysNoRenewal(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		blocks := make(chan struct{})
+		a := t.start("a", tenure.CoordinatorConfig{LogRenewals: true, Logger: slog.New(slog.NewTextHandler(writer(func(p []byte) (int, error) {
+			if bytes.Contains(p, []byte("lease renewed")) {
+				<-blocks
+			}
+			return len(p), nil
+		}), nil))})
+		time.Sleep(10 * time.Hour)
+		t.wantHolder(a)
+		require.Equal(t, 1, a.Status().Terms)
+		close(blocks)
+	})
+}
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }
+
+// traceOf returns a trace whose funcs all call do.
+func traceOf(do func(what string)) *tenure.Trace {
+	return &tenure.Trace{
+		Attempt:       func(time.Duration, error) { do("attempt") },
+		Acquired:      func(*tenure.Term, *tenure.Holding) { do("acquired") },
+		Renewed:       func(*tenure.Term, time.Duration, time.Duration) { do("renewed") },
+		RenewalFailed: func(*tenure.Term, error, time.Duration) { do("renewal failed") },
+		Lost:          func(*tenure.Term, error) { do("lost") },
+		Released:      func(*tenure.Term, error) { do("released") },
+		JobStarted:    func(*tenure.Term) { do("job started") },
+		JobEnded:      func(*tenure.Term, error, time.Duration) { do("job ended") },
+		JobStuck:      func(*tenure.Term, time.Duration) { do("job stuck") },
+		JobRun:        func(tenure.JobRun) { do("run") },
+	}
+}
+
+// callbackLog is a handler that calls a func for each record.
+type callbackLog func(slog.Record)
+
+func (callbackLog) Enabled(context.Context, slog.Level) bool        { return true }
+func (h callbackLog) WithAttrs([]slog.Attr) slog.Handler            { return h }
+func (h callbackLog) WithGroup(string) slog.Handler                 { return h }
+func (h callbackLog) Handle(_ context.Context, r slog.Record) error { h(r); return nil }
+
+// blocked is a config of a replica whose log and trace block from the first line on, like a
+// pipe without a reader, until the test ends.
+func (t *scene) blocked() tenure.CoordinatorConfig {
+	release := make(chan struct{})
+	t.Cleanup(func() { close(release) })
+	return tenure.CoordinatorConfig{
+		Logger: slog.New(testkit.BlockedLog(release)),
+		Trace:  traceOf(func(string) { <-release }),
+	}
+}
+
+func TestALogAndATraceThatBlockDelayNeitherTheEndOfAJobNorTheNextTerm(t *testing.T) {
+	inBubbles(t, func(t *scene) {
+		a, b := t.start("a", t.blocked()), t.start("b", t.blocked())
+		time.Sleep(time.Minute + time.Second)
+		t.wantHolder(a)
+		a.store.SetHook(testkit.Hang)
+		time.Sleep(19*time.Second + time.Millisecond) // the renew deadline
+		synctest.Wait()
+		require.Equal(t, tenure.RoleStopping, a.Status().Role)
+		time.Sleep(16 * time.Second) // the rest of the TTL, and one AcquireInterval
+		synctest.Wait()
+		t.wantHolder(b) // the ledger would fail the test if jobs overlapped
+		a.store.SetHook(nil)
+		b.stop()
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		t.wantHolder(a)
+	})
+}
+
+func TestALogAndATraceThatBlockDelayNoRenewalAndNoRunOfTheJob(t *testing.T) {
+	inBubbles(t, func(t *scene) {
+		cfg := t.blocked()
+		cfg.Reconcile = tenure.Every(time.Minute, func(context.Context) error { return errors.New("refused") })
+		a := t.start("a", cfg)
+		for range 100 {
+			time.Sleep(time.Minute)
+			require.True(t, a.IsHolder())
+		}
+		synctest.Wait()
+		require.Equal(t, 101, a.only(t).Failed)
+	})
+}
+
+func TestACheckWhoseErrorBlocksDelaysNoEndOfAJob(t *testing.T) {
+	for name, texts := range map[string]int{"at once": 0, "when it is asked for again": 1} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *scene) {
+				release := make(chan struct{})
+				defer close(release)
+				var sick atomic.Bool
+				a := t.start("a", tenure.CoordinatorConfig{Check: func(context.Context, tenure.Role) error {
+					if !sick.Load() {
+						return nil
+					}
+					err := &blockingError{release: release}
+					err.texts.Store(int64(texts))
+					return err
+				}})
+				b := t.start("b", tenure.CoordinatorConfig{})
+				sick.Store(true)
+				time.Sleep(16 * time.Second) // less than the renew deadline
+				synctest.Wait()
+				require.Equal(t, tenure.RoleStandby, a.Status().Role)
+				t.wantHolder(b)
+			})
+		})
+	}
+}
+
+// blockingError is an error whose text can be read a number of times; after that, reading it
+// blocks.
+type blockingError struct {
+	texts   atomic.Int64
+	release chan struct{}
+}
+
+func (e *blockingError) Error() string {
+	if e.texts.Add(-1) < 0 {
+		<-e.release
+	}
+	return "at last"
+}
+
+func TestAPanicOfTheLogOrTheTraceEndsTheTermInOrder(t *testing.T) {
+	run := func(t *testing.T, what string, panics tenure.CoordinatorConfig) {
+		t.Helper()
+		synctest.Test(t, func(t *testing.T) {
+			store := storetest.Faulty(storetest.NewMem(), nil)
+			panics.Reconcile = tenure.Every(5*time.Second, func(ctx context.Context) error {
+				select {
+				case <-ctx.Done():
+					time.Sleep(8 * time.Second) // which Run waits for
+				case <-time.After(time.Second):
+				}
+				return nil
+			})
+			if what == "renewal failed" || what == "lost" {
+				time.AfterFunc(15*time.Second, func() { store.SetHook(testkit.Only("put", testkit.Refuse)) })
+			}
+			lease := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
+			c, err := tenure.NewCoordinator(lease, panics)
+			require.NoError(t, err)
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
+			defer cancel()
+			func() {
+				defer func() {
+					var p *tenure.JobPanic
+					require.ErrorAs(t, recover().(error), &p)
+					require.Equal(t, "broken", p.Value)
+					require.Contains(t, p.Error(), "the logger or the trace panicked: broken")
+				}()
+				_ = c.Run(ctx)
+			}()
+			if !slices.Contains([]string{"released", "job ended"}, what) {
+				require.NoError(t, ctx.Err(), "the panic was what ended Run")
+			}
+			require.False(t, c.IsHolder())
+			store.SetHook(nil)
+			_, err = lease.Read(t.Context())
+			testkit.WantErr(t, err, tenure.ErrNotFound) // it is released
+			calls := 0
+			store.SetHook(func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+				calls++
+				return do(ctx)
+			})
+			time.Sleep(10 * time.Minute)
+			require.Zero(t, calls, "nothing renews")
+			store.SetHook(nil)
+			ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			panics.Trace, panics.Logger = nil, testkit.Quiet
+			c, err = tenure.NewCoordinator(lease, panics)
+			require.NoError(t, err)
+			require.NoError(t, c.Run(ctx))
+		})
+	}
+	for _, what := range []string{"attempt", "acquired", "renewed", "renewal failed", "lost", "released", "job started", "job ended", "run"} {
+		t.Run("trace "+what, func(t *testing.T) {
+			run(t, what, tenure.CoordinatorConfig{Trace: traceOf(func(now string) {
+				if now == what {
+					panic("broken")
+				}
+			})})
+		})
+	}
+	for _, line := range []string{"lease acquired", "lease renewed", "lease released"} {
+		t.Run("log "+line, func(t *testing.T) {
+			run(t, strings.TrimPrefix(line, "lease "), tenure.CoordinatorConfig{Logger: slog.New(callbackLog(func(r slog.Record) {
+				if r.Message == line {
+					panic("broken")
+				}
+			}))})
+		})
+	}
+}
+
+func TestATraceThatEndsItsGoroutineEndsNoTerm(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		var told atomic.Int64
+		a := t.start("a", tenure.CoordinatorConfig{Trace: traceOf(func(string) { told.Add(1); runtime.Goexit() })})
+		time.Sleep(time.Hour)
+		t.wantHolder(a)
+		require.Greater(t, told.Load(), int64(1))
+	})
+}
+
+func TestAPanicOfTheJobIsPassedOnAlthoughTheTracePanicsToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lease := testkit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"})
+		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+			Reconcile: func(context.Context) error { panic("the job") },
+			Trace:     &tenure.Trace{JobEnded: func(*tenure.Term, error, time.Duration) { panic("the trace") }},
+		})
+		require.NoError(t, err)
+		defer func() { require.Equal(t, "the job", recover().(*tenure.JobPanic).Value) }()
+		_ = c.Run(t.Context())
+	})
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -24,9 +24,9 @@ type drainable struct {
 }
 
 func newDrainable(t *testing.T, store tenure.Store, name string) *drainable {
-	d := &drainable{drain: kit.Must(tenure.NewDrain(store, name, kit.Quiet))}
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: name})
-	d.coordinator = kit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+	d := &drainable{drain: testkit.Must(tenure.NewDrain(store, name, testkit.Quiet))}
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: name})
+	d.coordinator = testkit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
 		Drain: d.drain, Trace: &tenure.Trace{Acquired: func(*tenure.Term, *tenure.Holding) { d.acquired.Add(1) }},
 	}))
 	return d
@@ -86,7 +86,7 @@ func TestAReplicaThatIsDrainedStaysSoWhenItStarts(t *testing.T) {
 		require.NoError(t, tenure.SetDrain(t.Context(), faulty, tenure.Drained{Replica: "a", Left: 3 * time.Hour}))
 		faulty.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			if call.Key.Type == "tenure.drain" {
-				return kit.ErrReset
+				return testkit.ErrReset
 			}
 			return do(ctx)
 		})
@@ -100,7 +100,7 @@ func TestAReplicaThatIsDrainedStaysSoWhenItStarts(t *testing.T) {
 		require.False(t, a.coordinator.IsHolder())
 		time.Sleep(time.Hour + time.Minute)
 		require.True(t, a.coordinator.IsHolder())
-		faulty.SetHook(kit.Refuse)
+		faulty.SetHook(testkit.Refuse)
 		time.Sleep(time.Second)
 		require.False(t, a.drain.Active(), "an error changes nothing")
 	})
@@ -116,7 +116,7 @@ func TestADrainedReplicaLeavesAnOfferToOthers(t *testing.T) {
 		synctest.Wait()
 		require.NoError(t, tenure.SetDrain(t.Context(), store, tenure.Drained{Replica: "b", Left: time.Hour}))
 		synctest.Wait()
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "ops"})
+		lease := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "ops"})
 		require.NoError(t, lease.RequestHandover(t.Context(), "b"))
 		time.Sleep(20 * time.Millisecond)
 		require.False(t, a.coordinator.IsHolder())
@@ -139,9 +139,9 @@ func TestADrainedReplicaLeavesAnOfferToOthers(t *testing.T) {
 func TestStartReturnsWhenAllIsGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()
-		a := &drainable{drain: kit.Must(tenure.NewDrain(store, "a", kit.Quiet))}
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
-		a.coordinator = kit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+		a := &drainable{drain: testkit.Must(tenure.NewDrain(store, "a", testkit.Quiet))}
+		lease := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
+		a.coordinator = testkit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
 			Drain: a.drain,
 			Watch: func(ctx context.Context) error {
 				<-ctx.Done()
@@ -206,12 +206,12 @@ func TestMarksOfDrainedReplicas(t *testing.T) {
 func TestATermThatBeginsWhileAReplicaIsDrainedEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()
-		drain := kit.Must(tenure.NewDrain(store, "a", kit.Quiet))
+		drain := testkit.Must(tenure.NewDrain(store, "a", testkit.Quiet))
 		require.NoError(t, drain.Start(t.Context()))
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
-		c := kit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Drain: drain}))
+		lease := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
+		c := testkit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Drain: drain}))
 		began := time.Now()
-		require.ErrorIs(t, c.Hold(t.Context(), kit.MustAcquire(t, lease)), tenure.ErrResigned)
+		require.ErrorIs(t, c.Hold(t.Context(), testkit.MustAcquire(t, lease)), tenure.ErrResigned)
 		require.Less(t, time.Since(began), time.Second)
 	})
 }
@@ -224,7 +224,7 @@ func TestAnErrorOfTheStoreChangesNothing(t *testing.T) {
 		a.run(t)
 		synctest.Wait()
 		require.True(t, a.drain.Active())
-		faulty.SetHook(kit.Refuse)
+		faulty.SetHook(testkit.Refuse)
 		time.Sleep(time.Hour)
 		require.True(t, a.drain.Active())
 	})
@@ -247,7 +247,7 @@ func TestAMarkExpiresWhateverTheStoresClockSays(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			store := misdated{storetest.NewMem(), age}
 			require.NoError(t, tenure.SetDrain(t.Context(), store, tenure.Drained{Replica: "a", Left: time.Hour}))
-			d := kit.Must(tenure.NewDrain(store, "a", kit.Quiet))
+			d := testkit.Must(tenure.NewDrain(store, "a", testkit.Quiet))
 			ctx, cancel := context.WithCancel(t.Context())
 			ran := make(chan error)
 			go func() { ran <- d.Run(ctx) }()
@@ -269,7 +269,7 @@ func TestADrainedReplicaRetriesARelease(t *testing.T) {
 			a.run(t)
 			synctest.Wait()
 			require.True(t, a.coordinator.IsHolder())
-			faulty.SetHook(kit.Refuse)
+			faulty.SetHook(testkit.Refuse)
 			started := make(chan error, 1)
 			go func() { started <- a.drain.Start(t.Context()) }()
 			time.Sleep(5 * time.Second)
@@ -290,7 +290,7 @@ func TestADrainedReplicaRetriesARelease(t *testing.T) {
 
 func TestAReplicaThatHasNotBegunHasNothingToGiveBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		faulty := storetest.Faulty(storetest.NewMem(), kit.Refuse) // so its mark can't be read
+		faulty := storetest.Faulty(storetest.NewMem(), testkit.Refuse) // so its mark can't be read
 		a := newDrainable(t, faulty, "a")
 		a.run(t)
 		synctest.Wait()
@@ -309,9 +309,9 @@ func TestAReplicaThatHasNotBegunHasNothingToGiveBack(t *testing.T) {
 func TestStartEndsWhenTheReplicaTakesPartAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := storetest.NewMem()
-		drain := kit.Must(tenure.NewDrain(store, "a", kit.Quiet))
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
-		a := &drainable{drain: drain, coordinator: kit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+		drain := testkit.Must(tenure.NewDrain(store, "a", testkit.Quiet))
+		lease := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
+		a := &drainable{drain: drain, coordinator: testkit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
 			Drain: drain, Watch: func(ctx context.Context) error { <-ctx.Done(); time.Sleep(time.Minute); return nil },
 		}))}
 		a.run(t)
@@ -327,21 +327,21 @@ func TestStartEndsWhenTheReplicaTakesPartAgain(t *testing.T) {
 
 func TestAReplicaIsDrainedWhileTheApplicationUsesItsWholePool(t *testing.T) {
 	t.Parallel()
-	url := kit.PostgresURL(t)
-	operators := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	url := testkit.PostgresURL(t)
+	operators := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	require.NoError(t, operators.Migrate(t.Context()))
-	config := kit.Must(pgxpool.ParseConfig(url))
+	config := testkit.Must(pgxpool.ParseConfig(url))
 	config.MaxConns = 1
-	pool := kit.Must(pgxpool.NewWithConfig(t.Context(), config))
+	pool := testkit.Must(pgxpool.NewWithConfig(t.Context(), config))
 	t.Cleanup(pool.Close)
-	store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet}))
+	store := testkit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: testkit.Quiet}))
 	t.Cleanup(func() { store.Close() })
-	conn := kit.Must(pool.Acquire(t.Context()))
+	conn := testkit.Must(pool.Acquire(t.Context()))
 	t.Cleanup(conn.Release)
 
 	a := newDrainable(t, store, "a")
 	a.run(t)
-	kit.Await(t, "it competes", a.coordinator.IsHolder)
+	testkit.Await(t, "it competes", a.coordinator.IsHolder)
 	require.NoError(t, tenure.SetDrain(t.Context(), operators, tenure.Drained{Replica: "a", Left: time.Hour}))
-	kit.Await(t, "it gives its lease back", func() bool { return a.coordinator.Status().StandsDown && !a.coordinator.IsHolder() })
+	testkit.Await(t, "it gives its lease back", func() bool { return a.coordinator.Status().StandsDown && !a.coordinator.IsHolder() })
 }

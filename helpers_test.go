@@ -12,7 +12,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -21,7 +21,7 @@ import (
 // putRecord replaces the record of the lease, without a hint.
 func putRecord(t testing.TB, store tenure.Store, payload string) {
 	t.Helper()
-	kit.Put(t, store, tenure.Object{Key: kit.LeaseKey, Name: "reconciler-lease", Payload: []byte(payload)})
+	testkit.Put(t, store, tenure.Object{Key: testkit.LeaseKey, Name: "reconciler-lease", Payload: []byte(payload)})
 }
 
 // acquires are the calls that begin a term without waiting for another to expire.
@@ -34,7 +34,7 @@ const robbersRecord = `{"holder":"robber","term":"another","ttl_ms":30000}`
 // renewAsCopy renews the record as a copy of the holder's process would.
 func renewAsCopy(t testing.TB, store tenure.Store) {
 	t.Helper()
-	obj := kit.Get(t, store, kit.LeaseKey)
+	obj := testkit.Get(t, store, testkit.LeaseKey)
 	_, err := store.PutIf(context.Background(), obj, tenure.IfVersion(obj.Version))
 	require.NoError(t, err)
 }
@@ -49,14 +49,14 @@ type scene struct {
 	store tenure.Store
 	polls bool            // because there are no hints
 	run   context.Context // of each coordinator, to be cancelled
-	jobs  *kit.JobLog
+	jobs  *testkit.JobLog
 	script
 
 	replicas []*replica
 }
 
 func newScene(t *testing.T, store tenure.Store) *scene {
-	return &scene{T: t, store: store, run: context.Background(), jobs: kit.NewJobLog(t)}
+	return &scene{T: t, store: store, run: context.Background(), jobs: testkit.NewJobLog(t)}
 }
 
 // inBubble runs a test in virtual time, on storetest.Mem.
@@ -75,12 +75,12 @@ func inBubbles(t *testing.T, test func(t *scene)) {
 	for name, open := range map[string]func(t *testing.T) tenure.Store{
 		"Mem": func(*testing.T) tenure.Store { return storetest.NewMem() },
 		"SQLite": func(t *testing.T) tenure.Store {
-			store := kit.OpenSQLite(t, ":memory:")
-			kit.Migrate(t, store)
+			store := testkit.OpenSQLite(t, ":memory:")
+			testkit.Migrate(t, store)
 			return store
 		},
 		"events": func(*testing.T) tenure.Store { return storetest.NewEventMem() },
-		"bare":   func(*testing.T) tenure.Store { return kit.Bare(storetest.NewMem()) },
+		"bare":   func(*testing.T) tenure.Store { return testkit.Bare(storetest.NewMem()) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -113,10 +113,10 @@ func (t *scene) startWith(leaseConfig tenure.LeaseConfig, cfg tenure.Coordinator
 func (t *scene) begin(leaseConfig tenure.LeaseConfig, cfg tenure.CoordinatorConfig) *replica {
 	t.Helper()
 	store := storetest.Faulty(t.store, nil)
-	lease := kit.NewLease(t, store, leaseConfig)
+	lease := testkit.NewLease(t, store, leaseConfig)
 	c, err := tenure.NewCoordinator(lease, cfg)
 	require.NoError(t, err)
-	r := &replica{c, lease, store, kit.RunCoordinator(t.T, t.run, c)}
+	r := &replica{c, lease, store, testkit.RunCoordinator(t.T, t.run, c)}
 	t.replicas = append(t.replicas, r)
 	return r
 }
@@ -136,7 +136,7 @@ func (t *scene) takeover(cfg tenure.CoordinatorConfig) (a, b *replica) {
 	t.Helper()
 	a, b = t.start("a"), t.start("b", cfg)
 	time.Sleep(time.Minute + time.Second)
-	a.store.SetHook(kit.Hang)
+	a.store.SetHook(testkit.Hang)
 	time.Sleep(29*time.Second + 10*time.Millisecond)
 	require.Equal(t, "b", b.Status().Holder)
 	return a, b
@@ -161,7 +161,7 @@ func (t *scene) wantTakeoverAfter(d time.Duration, lease *tenure.Lease) {
 	time.Sleep(d - time.Millisecond)
 	t.wantHeld(lease)
 	time.Sleep(time.Millisecond)
-	kit.MustAcquire(t, lease)
+	testkit.MustAcquire(t, lease)
 }
 
 // settle returns when a released lease has been taken: at once where a standby is woken,
@@ -232,3 +232,5 @@ func (s *script) fencing(fence func(ctx context.Context) error) tenure.Coordinat
 		},
 	}
 }
+
+func TestMain(m *testing.M) { testkit.Main(m) }

@@ -4,9 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,14 +18,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
 func TestALeaseIsAcquiredRenewedReadAndReleased(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		ctx := t.Context()
-		a := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a", Labels: map[string]string{"addr": "10.0.0.1"}})
+		a := testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a", Labels: map[string]string{"addr": "10.0.0.1"}})
 		began := time.Now()
 		term, err := a.TryAcquire(ctx)
 		require.NoError(t, err)
@@ -30,10 +34,10 @@ func TestALeaseIsAcquiredRenewedReadAndReleased(t *testing.T) {
 		require.NoError(t, a.Renew(ctx, term))
 		require.Equal(t, 29*time.Second, term.Remaining())
 
-		got, err := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "b"}).Read(ctx)
+		got, err := testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "b"}).Read(ctx)
 		require.NoError(t, err)
 		require.True(t, got.AcquiredAt.Equal(began) && got.RenewedAt.Equal(began.Add(20*time.Second)), "%+v", got)
-		want := tenure.Holding{Key: kit.LeaseKey, Holder: "a", Term: term.ID(), TTL: 30 * time.Second, Labels: map[string]string{"addr": "10.0.0.1"},
+		want := tenure.Holding{Key: testkit.LeaseKey, Holder: "a", Term: term.ID(), TTL: 30 * time.Second, Labels: map[string]string{"addr": "10.0.0.1"},
 			AcquiredAt: got.AcquiredAt, RenewedAt: got.RenewedAt, Version: got.Version}
 		require.Equal(t, want, got)
 
@@ -49,10 +53,10 @@ func TestALeaseIsAcquiredRenewedReadAndReleased(t *testing.T) {
 
 func TestAHeldLeaseIsRefusedAndTheErrorNamesItsHolder(t *testing.T) {
 	inBubbles(t, func(t *scene) {
-		b := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
+		b := testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
 		_, err := b.StealExpired(t.Context())
 		require.ErrorIs(t, err, tenure.ErrNotFound)
-		kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
+		testkit.MustAcquire(t, testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
 		for _, try := range []func(context.Context) (*tenure.Term, error){b.TryAcquire, b.StealExpired, b.AcquireOrSteal} {
 			_, err := try(t.Context())
 			var held *tenure.HeldError
@@ -66,10 +70,10 @@ func TestAHeldLeaseIsRefusedAndTheErrorNamesItsHolder(t *testing.T) {
 // The record expires each time, and each time another replica is faster.
 func TestAnAcquireThatIsOvertakenEachTimeNamesTheHolder(t *testing.T) {
 	inBubble(t, func(t *scene) {
-		a := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"})
-		kit.MustAcquire(t, a)
+		a := testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"})
+		testkit.MustAcquire(t, a)
 		time.Sleep(time.Hour)
-		b := kit.NewLease(t, storetest.Faulty(t.store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+		b := testkit.NewLease(t, storetest.Faulty(t.store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			if call.Op == "put" {
 				_, err := a.StealExpired(t.Context())
 				require.NoError(t, err)
@@ -86,9 +90,9 @@ func TestAnAcquireThatIsOvertakenEachTimeNamesTheHolder(t *testing.T) {
 
 func TestTrustCountsFromTheAttemptNotFromTheAnswer(t *testing.T) {
 	inBubbles(t, func(t *scene) {
-		lease := kit.NewLease(t, storetest.Faulty(t.store, kit.AnswerAfter(5*time.Second)), tenure.LeaseConfig{})
+		lease := testkit.NewLease(t, storetest.Faulty(t.store, testkit.AnswerAfter(5*time.Second)), tenure.LeaseConfig{})
 		attempt := time.Now()
-		term := kit.MustAcquire(t, lease)
+		term := testkit.MustAcquire(t, lease)
 		require.Equal(t, 29*time.Second, term.Deadline().Sub(attempt), "after an acquire")
 		attempt = time.Now()
 		require.NoError(t, lease.Renew(t.Context(), term))
@@ -98,16 +102,16 @@ func TestTrustCountsFromTheAttemptNotFromTheAnswer(t *testing.T) {
 
 func TestAnAnswerThatComesAfterTheTermIsOverIsRefused(t *testing.T) {
 	inBubbles(t, func(t *scene) {
-		store := storetest.Faulty(t.store, kit.AnswerAfter(29*time.Second))
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+		store := storetest.Faulty(t.store, testkit.AnswerAfter(29*time.Second))
+		lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
 		term, err := lease.TryAcquire(t.Context())
 		require.Nil(t, term)
 		require.ErrorIs(t, err, tenure.ErrDeadline)
 		store.SetHook(nil)
-		term = kit.MustAcquire(t, lease) // what it left behind is no obstacle
+		term = testkit.MustAcquire(t, lease) // what it left behind is no obstacle
 
 		time.Sleep(28 * time.Second)
-		store.SetHook(kit.AnswerAfter(time.Second))
+		store.SetHook(testkit.AnswerAfter(time.Second))
 		require.ErrorIs(t, lease.Renew(t.Context(), term), tenure.ErrDeadline)
 		require.False(t, term.Valid(), "a term that was over came back")
 	})
@@ -116,8 +120,8 @@ func TestAnAnswerThatComesAfterTheTermIsOverIsRefused(t *testing.T) {
 func TestALeaseExpiresByTheTTLOfItsHolder(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		for _, ttl := range []struct{ holder, thief time.Duration }{{time.Minute, 6 * time.Second}, {6 * time.Second, time.Minute}} {
-			kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{TTL: ttl.holder}))
-			thief := kit.NewLease(t, t.store, tenure.LeaseConfig{TTL: ttl.thief})
+			testkit.MustAcquire(t, testkit.NewLease(t, t.store, tenure.LeaseConfig{TTL: ttl.holder}))
+			thief := testkit.NewLease(t, t.store, tenure.LeaseConfig{TTL: ttl.thief})
 			_, err := thief.Read(t.Context()) // from here on it counts the silence
 			require.NoError(t, err)
 			time.Sleep(ttl.holder - time.Millisecond)
@@ -126,7 +130,7 @@ func TestALeaseExpiresByTheTTLOfItsHolder(t *testing.T) {
 			time.Sleep(2 * time.Millisecond)
 			_, err = thief.StealExpired(t.Context())
 			require.NoError(t, err)
-			kit.RemoveRecord(t, t.store)
+			testkit.RemoveRecord(t, t.store)
 		}
 	})
 }
@@ -134,8 +138,8 @@ func TestALeaseExpiresByTheTTLOfItsHolder(t *testing.T) {
 func TestARecordNeverHasLessThanItsHoldersTTL(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		const ttl = 10*time.Millisecond + time.Microsecond
-		lease := kit.NewLease(t, t.store, tenure.LeaseConfig{TTL: ttl})
-		kit.MustAcquire(t, lease)
+		lease := testkit.NewLease(t, t.store, tenure.LeaseConfig{TTL: ttl})
+		testkit.MustAcquire(t, lease)
 		got, err := lease.Read(t.Context())
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, got.TTL, ttl)
@@ -148,9 +152,9 @@ func TestARecordStampedInTheFutureExpiresOnceItHasStoodStill(t *testing.T) {
 		ahead := 24 * time.Hour
 		store := storetest.NewMem()
 		store.Now = func() time.Time { return time.Now().Add(ahead) }
-		kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{}))
+		testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{}))
 		ahead = 0
-		standby := kit.NewLease(t, store, tenure.LeaseConfig{})
+		standby := testkit.NewLease(t, store, tenure.LeaseConfig{})
 		t.wantHeld(standby)
 		t.wantTakeoverAfter(30*time.Second, standby)
 	})
@@ -162,9 +166,9 @@ func TestObservedExpiryIgnoresTheStoresClock(t *testing.T) {
 		ahead := time.Duration(0)
 		store := storetest.NewMem()
 		store.Now = func() time.Time { return time.Now().Add(ahead) }
-		holder := kit.NewLease(t, store, tenure.LeaseConfig{})
-		term := kit.MustAcquire(t, holder)
-		standby := kit.NewLease(t, store, tenure.LeaseConfig{Expiry: tenure.Observed})
+		holder := testkit.NewLease(t, store, tenure.LeaseConfig{})
+		term := testkit.MustAcquire(t, holder)
+		standby := testkit.NewLease(t, store, tenure.LeaseConfig{Expiry: tenure.Observed})
 		for _, ahead = range []time.Duration{time.Hour, -time.Hour, 72 * time.Hour} {
 			for range 5 {
 				t.wantHeld(standby)
@@ -182,7 +186,7 @@ func TestAPayloadThatCannotBeDecodedExpiresAndIsLoggedOnce(t *testing.T) {
 		for _, payload := range []string{"", "not JSON", `[]`, `{"holder": 7}`, `"x"`, "\xff\x00"} {
 			putRecord(t, t.store, payload)
 			var log bytes.Buffer
-			lease := kit.NewLease(t, t.store, tenure.LeaseConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			lease := testkit.NewLease(t, t.store, tenure.LeaseConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			got, err := lease.Read(t.Context())
 			require.NoError(t, err)
 			require.Equal(t, "unknown", got.Holder, payload)
@@ -206,7 +210,7 @@ func TestAnIncompleteRecordIsReadWithDefaults(t *testing.T) {
 			`{"holder":"a","ttl_ms":9223372036854775807}`:            {Holder: "a", TTL: 30 * time.Second},
 		} {
 			putRecord(t, t.store, payload)
-			got, err := kit.NewLease(t, t.store, tenure.LeaseConfig{}).Read(t.Context())
+			got, err := testkit.NewLease(t, t.store, tenure.LeaseConfig{}).Read(t.Context())
 			require.NoError(t, err)
 			require.True(t, got.Holder == want.Holder && got.Term == want.Term && got.TTL == want.TTL && got.AcquiredAt.Equal(want.AcquiredAt),
 				"%s: got %+v, want %+v", payload, got, want)
@@ -218,7 +222,7 @@ func TestAnotherProgramsRecordExpiresOnlyOnceItHasStoodStill(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		putRecord(t, t.store, `{"holder":"x","acquired_at_ms":1}`)
 		time.Sleep(time.Hour) // its age, by a clock that we don't know
-		lease := kit.NewLease(t, t.store, tenure.LeaseConfig{})
+		lease := testkit.NewLease(t, t.store, tenure.LeaseConfig{})
 		t.wantHeld(lease)
 		t.wantTakeoverAfter(30*time.Second, lease)
 	})
@@ -226,9 +230,9 @@ func TestAnotherProgramsRecordExpiresOnlyOnceItHasStoodStill(t *testing.T) {
 
 func TestARecordStandsStillFromTheAnswerThatFirstShowedIt(t *testing.T) {
 	inBubbles(t, func(t *scene) {
-		kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{}))
-		store := storetest.Faulty(t.store, kit.Slowly(10*time.Second))
-		standby := kit.NewLease(t, store, tenure.LeaseConfig{Expiry: tenure.Observed})
+		testkit.MustAcquire(t, testkit.NewLease(t, t.store, tenure.LeaseConfig{}))
+		store := storetest.Faulty(t.store, testkit.Slowly(10*time.Second))
+		standby := testkit.NewLease(t, store, tenure.LeaseConfig{Expiry: tenure.Observed})
 		t.wantHeld(standby) // answered after 20 s: a create, and a read
 		store.SetHook(nil)
 		t.wantTakeoverAfter(30*time.Second, standby)
@@ -238,13 +242,13 @@ func TestARecordStandsStillFromTheAnswerThatFirstShowedIt(t *testing.T) {
 func TestALostAnswerToARenewalOrAReleaseCostsNothing(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		ctx, store := t.Context(), storetest.Faulty(t.store, nil)
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-		term := kit.MustAcquire(t, lease)
+		lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+		term := testkit.MustAcquire(t, lease)
 		token := term.Token()
 		loses := func(op string, call func(context.Context, *tenure.Term) error) {
 			t.Helper()
-			store.SetHook(kit.Only(op, kit.LoseAnswer))
-			require.ErrorIs(t, call(ctx, term), kit.ErrReset)
+			store.SetHook(testkit.Only(op, testkit.LoseAnswer))
+			require.ErrorIs(t, call(ctx, term), testkit.ErrReset)
 			store.SetHook(nil)
 		}
 		loses("put", lease.Renew)
@@ -258,7 +262,7 @@ func TestALostAnswerToARenewalOrAReleaseCostsNothing(t *testing.T) {
 		_, err := lease.Read(ctx)
 		require.ErrorIs(t, err, tenure.ErrNotFound)
 
-		term = kit.MustAcquire(t, lease)
+		term = testkit.MustAcquire(t, lease)
 		loses("delete", lease.Release)
 		require.NoError(t, lease.Release(ctx, term))
 	})
@@ -268,11 +272,11 @@ func TestAnAcquireWhoseAnswerWasLostSucceedsAtTheNextTry(t *testing.T) {
 	for name, try := range acquires {
 		t.Run(name, func(t *testing.T) {
 			inBubbles(t, func(t *scene) {
-				store := storetest.Faulty(t.store, kit.Only("put", kit.Once(kit.LoseAnswer)))
-				lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+				store := storetest.Faulty(t.store, testkit.Only("put", testkit.Once(testkit.LoseAnswer)))
+				lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
 				_, err := try(lease, t.Context())
-				require.ErrorIs(t, err, kit.ErrReset)
-				t.wantHeld(kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "another"}))
+				require.ErrorIs(t, err, testkit.ErrReset)
+				t.wantHeld(testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "another"}))
 				term, err := try(lease, t.Context())
 				require.NoError(t, err)
 				require.NoError(t, lease.Renew(t.Context(), term))
@@ -286,13 +290,13 @@ func TestATermThatCouldNotBeReleasedIsReleasedByTheNextAcquire(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubbles(t, func(t *scene) {
 				ctx, store := t.Context(), storetest.Faulty(t.store, nil)
-				lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-				first := kit.MustAcquire(t, lease)
-				store.SetHook(kit.Only("delete", kit.Refuse))
+				lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+				first := testkit.MustAcquire(t, lease)
+				store.SetHook(testkit.Only("delete", testkit.Refuse))
 				require.ErrorContains(t, lease.Release(ctx, first), "refused")
 				_, err := try(lease, ctx)
 				require.ErrorContains(t, err, "refused")
-				t.wantHeld(kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "another"}))
+				t.wantHeld(testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "another"}))
 				store.SetHook(nil)
 				second, err := try(lease, ctx)
 				require.NoError(t, err)
@@ -307,9 +311,9 @@ func TestATermThatCouldNotBeReleasedIsReleasedByTheNextAcquire(t *testing.T) {
 func TestOfConcurrentRenewalsTheLatestCounts(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		store := storetest.Faulty(t.store, nil)
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-		term := kit.MustAcquire(t, lease)
-		store.SetHook(kit.AnswerAfter(3 * time.Second))
+		lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+		term := testkit.MustAcquire(t, lease)
+		store.SetHook(testkit.AnswerAfter(3 * time.Second))
 		earlier := make(chan error)
 		go func() { earlier <- lease.Renew(t.Context(), term) }()
 		time.Sleep(time.Second)
@@ -337,8 +341,8 @@ func TestOfConcurrentRenewalsTheLatestCounts(t *testing.T) {
 // another's nor take it back.
 func TestAnAcquireUnderWayIsNotDisturbed(t *testing.T) {
 	inBubbles(t, func(t *scene) {
-		store := storetest.Faulty(t.store, kit.Only("put", kit.Once(kit.AnswerAfter(time.Second))))
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", AssumeUniqueHolder: true})
+		store := storetest.Faulty(t.store, testkit.Only("put", testkit.Once(testkit.AnswerAfter(time.Second))))
+		lease := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", AssumeUniqueHolder: true})
 		acquired := make(chan error)
 		go func() {
 			_, err := lease.TryAcquire(t.Context())
@@ -359,7 +363,7 @@ func TestAHolderThatIsUniqueWithinSomethingTakesOnlyWhatItHasLeftThere(t *testin
 			if where != "" {
 				cfg.Labels = map[string]string{tenure.UniqueWithin: where}
 			}
-			return kit.NewLease(t, t.store, cfg)
+			return testkit.NewLease(t, t.store, cfg)
 		}
 		_, err := lease("here").TryAcquire(t.Context())
 		require.NoError(t, err)
@@ -391,18 +395,18 @@ func TestATermEndsWhenACopyOfItsProcessRenewsIt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubbles(t, func(t *scene) {
 				ctx, store := t.Context(), storetest.Faulty(t.store, nil)
-				lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
-				term := kit.MustAcquire(t, lease)
+				lease := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
+				term := testkit.MustAcquire(t, lease)
 				require.NoError(t, lease.Renew(ctx, term))
 				if test.loseFirst {
-					store.SetHook(kit.Only("put", kit.Once(kit.LoseAnswer)))
-					require.ErrorIs(t, lease.Renew(ctx, term), kit.ErrReset)
+					store.SetHook(testkit.Only("put", testkit.Once(testkit.LoseAnswer)))
+					require.ErrorIs(t, lease.Renew(ctx, term), testkit.ErrReset)
 					renewAsCopy(t, t.store)
 					require.NoError(t, lease.Renew(ctx, term))
 				}
 				renewAsCopy(t, t.store)
 				err := test.call(lease, ctx, term)
-				kit.WantLost(t, err, term, "a")
+				testkit.WantLost(t, err, term, "a")
 				require.ErrorContains(t, err, "copy")
 				got, err := lease.Read(ctx)
 				require.NoError(t, err)
@@ -415,8 +419,8 @@ func TestATermEndsWhenACopyOfItsProcessRenewsIt(t *testing.T) {
 func TestARequestIsNotTakenForARenewalByACopy(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		ctx := t.Context()
-		lease, other := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
-		term := kit.MustAcquire(t, lease)
+		lease, other := testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
+		term := testkit.MustAcquire(t, lease)
 		for _, to := range []string{"", "b", "c"} {
 			require.NoError(t, other.RequestHandover(ctx, to))
 			require.NoError(t, other.RequestHandover(ctx, to+"'"))
@@ -428,14 +432,14 @@ func TestARequestIsNotTakenForARenewalByACopy(t *testing.T) {
 func TestATermIsLostWithItsRecord(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		ctx := t.Context()
-		a, b := kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
+		a, b := testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
 		for _, to := range []string{"", "b"} {
-			stale := kit.MustAcquire(t, a)
-			kit.RemoveRecord(t, t.store)
+			stale := testkit.MustAcquire(t, a)
+			testkit.RemoveRecord(t, t.store)
 			if to == "b" {
-				kit.MustAcquire(t, b)
+				testkit.MustAcquire(t, b)
 			}
-			kit.WantLost(t, a.Renew(ctx, stale), stale, to)
+			testkit.WantLost(t, a.Renew(ctx, stale), stale, to)
 			require.ErrorIs(t, a.Release(ctx, stale), tenure.ErrLost)
 		}
 		got, err := a.Read(ctx)
@@ -446,11 +450,11 @@ func TestATermIsLostWithItsRecord(t *testing.T) {
 
 func TestTokensIncreaseOverEveryKindOfTakeover(t *testing.T) {
 	inBubbles(t, func(t *scene) {
-		lease := kit.NewLease(t, t.store, tenure.LeaseConfig{TTL: 10 * time.Millisecond})
+		lease := testkit.NewLease(t, t.store, tenure.LeaseConfig{TTL: 10 * time.Millisecond})
 		var last int64
 		next := func(how string) *tenure.Term {
 			t.Helper()
-			term := kit.MustAcquire(t, lease)
+			term := testkit.MustAcquire(t, lease)
 			require.Greater(t, term.Token(), last, how)
 			last = term.Token()
 			return term
@@ -464,13 +468,13 @@ func TestTokensIncreaseOverEveryKindOfTakeover(t *testing.T) {
 			require.NoError(t, err)
 			time.Sleep(11 * time.Millisecond)
 			next("after an expiry")
-			kit.RemoveRecord(t, t.store)
+			testkit.RemoveRecord(t, t.store)
 		}
 	})
 }
 
 func TestALeaseRefusesAConfigOrATermThatItCannotWorkWith(t *testing.T) {
-	_, err := tenure.NewLease(nil, tenure.LeaseConfig{Key: kit.LeaseKey})
+	_, err := tenure.NewLease(nil, tenure.LeaseConfig{Key: testkit.LeaseKey})
 	require.ErrorIs(t, err, tenure.ErrInvalid)
 	store := storetest.NewMem()
 	for name, test := range map[string]struct {
@@ -494,10 +498,361 @@ func TestALeaseRefusesAConfigOrATermThatItCannotWorkWith(t *testing.T) {
 		}
 	}
 
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-	other := kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "other", ID: "lease"}}))
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+	other := testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "other", ID: "lease"}}))
 	for _, term := range []*tenure.Term{nil, other} {
 		require.ErrorIs(t, lease.Renew(t.Context(), term), tenure.ErrInvalid)
 		require.ErrorIs(t, lease.Release(t.Context(), term), tenure.ErrInvalid)
+	}
+}
+
+// wrongClock is a database whose clock is wrong, by a different amount at each read.
+type wrongClock struct{ tenure.Store }
+
+func wrong() time.Duration { return rand.N(48*time.Hour) - 24*time.Hour }
+
+func (s wrongClock) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
+	obj, err := s.Store.Get(ctx, key)
+	obj.Age += wrong()
+	return obj, err
+}
+
+func TestWithObservedExpiryNoClockDecides(t *testing.T) {
+	const interval, missed, takeovers = 2 * time.Second, 5, 100
+	const ttl, acquireInterval = missed * interval, missed * interval / 6
+	inBubble(t, func(t *scene) {
+		var mu sync.Mutex         // guards the variables below
+		var offset time.Duration  // of the database's clock
+		var writer *replica       // of the record
+		var first, last time.Time // write of the writer
+		mem := storetest.NewMem()
+		mem.Now = func() time.Time {
+			mu.Lock()
+			defer mu.Unlock()
+			return time.Now().Add(offset)
+		}
+		t.store = wrongClock{mem}
+		watch := func(r *replica) {
+			r.store.SetHook(testkit.Only("put", func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+				err := do(ctx)
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil && writer != r { // a takeover
+					writer, first = r, time.Now()
+				}
+				if err == nil {
+					last = time.Now()
+				}
+				return err
+			}))
+		}
+		for _, name := range []string{"a", "b", "c"} {
+			watch(t.startWith(tenure.LeaseConfig{TTL: ttl, Expiry: tenure.Observed, Holder: name}, tenure.CoordinatorConfig{RenewInterval: interval}))
+		}
+		for range takeovers {
+			time.Sleep(ttl + acquireInterval + rand.N(10*time.Second))
+			i := slices.IndexFunc(t.replicas, func(r *replica) bool { return r.IsHolder() })
+			require.NotEqual(t, -1, i, "no replica holds:\n%v", t.jobs)
+			holder := t.replicas[i]
+			holder.store.SetHook(testkit.Hang)
+			mu.Lock()
+			renewed := last
+			mu.Unlock()
+			for end := time.Now().Add(ttl + acquireInterval); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+				mu.Lock()
+				offset = wrong()
+				mu.Unlock()
+			}
+			synctest.Wait()
+			mu.Lock()
+			next, after := writer, first.Sub(renewed)
+			mu.Unlock()
+			require.NotSame(t, holder, next, "not taken over")
+			require.GreaterOrEqual(t, after, ttl, "from the last renewal to the takeover")
+			require.LessOrEqual(t, after, ttl+acquireInterval, "from the last renewal to the takeover")
+			watch(holder)
+		}
+	})
+}
+
+// nameless is a store that keeps no names.
+type nameless struct{ *storetest.EventMem }
+
+func (nameless) Traits() tenure.Traits { return tenure.Traits{Clockless: true, Nameless: true} }
+
+func (s nameless) Fence(guard tenure.Guard) (tenure.Store, error) {
+	fenced, err := s.EventMem.Fence(guard)
+	if err != nil {
+		return nil, err
+	}
+	return nameless{fenced.(*storetest.EventMem)}, nil
+}
+
+func (s nameless) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
+	if err := obj.Validate(); err == nil && obj.Name != "" {
+		return tenure.Object{}, fmt.Errorf("put %s: %w: the store keeps no names", obj.Key, errors.ErrUnsupported)
+	}
+	return s.EventMem.PutIf(ctx, obj, cond)
+}
+
+func TestALeaseInAStoreWithoutNamesHasNone(t *testing.T) {
+	store := storetest.Faulty(nameless{storetest.NewEventMem()}, nil) // it passes on that there are none
+	cfg := tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}, Holder: "a"}
+	lease, err := tenure.NewLease(store, cfg)
+	require.NoError(t, err)
+	require.Empty(t, lease.Config().Name)
+	for range 2 {
+		term, err := lease.TryAcquire(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, lease.Renew(t.Context(), term))
+		require.NoError(t, lease.Release(t.Context(), term))
+	}
+
+	// An offer is a write of its own.
+	term, err := lease.TryAcquire(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, lease.RequestHandover(t.Context(), "b"))
+	require.NoError(t, lease.Renew(t.Context(), term))
+	require.NoError(t, lease.Release(t.Context(), term))
+
+	cfg.Name = "the sweeper's"
+	_, err = tenure.NewLease(store, cfg)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	require.ErrorContains(t, err, `"the sweeper's"`)
+}
+
+func TestAStoreWithoutNamesKeepsTheContract(t *testing.T) {
+	storetest.Run(t, func(*testing.T) tenure.Store { return nameless{storetest.NewEventMem()} })
+}
+
+// The replica was cut off and has recovered; its job returned long ago.
+func TestNoReplicaFencesItself(t *testing.T) {
+	for name, test := range map[string]struct {
+		act  func(t *scene, b *replica)
+		want []string
+	}{
+		"shutdown": {func(_ *scene, b *replica) { b.stop() }, []string{"a works"}},
+		"handover": {func(t *scene, b *replica) { require.NoError(t, b.lease.RequestHandover(t.Context(), "a")) }, []string{"a works"}},
+		"crash":    {func(_ *scene, b *replica) { b.store.SetHook(testkit.Hang) }, []string{"a fences b at ", "a works"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *scene) {
+				a, b := t.start("a", t.fencing(testkit.Succeeds)), t.start("b", t.fencing(testkit.UntilDone))
+				time.Sleep(time.Minute)
+				a.store.SetHook(testkit.Hang)
+				time.Sleep(40 * time.Second) // b has it, and cannot fence a
+				a.store.SetHook(nil)
+				time.Sleep(20 * time.Second)
+				test.act(t, b)
+				time.Sleep(time.Minute)
+				require.Equal(t, append([]string{"a works", "b fences a at "}, test.want...), t.said())
+			})
+		})
+	}
+}
+
+func TestAReplicaThatWasAloneFencesNobodyAfterAnOutage(t *testing.T) {
+	for _, unique := range []bool{false, true} {
+		t.Run(fmt.Sprint("AssumeUniqueHolder ", unique), func(t *testing.T) {
+			inBubble(t, func(t *scene) {
+				a := t.startWith(tenure.LeaseConfig{Holder: "a", AssumeUniqueHolder: unique}, t.fencing(testkit.Succeeds))
+				time.Sleep(time.Minute)
+				a.store.SetHook(testkit.Refuse)
+				time.Sleep(90 * time.Second)
+				a.store.SetHook(nil)
+				time.Sleep(time.Minute)
+				require.Equal(t, []string{"a works", "a works"}, t.said())
+			})
+		})
+	}
+}
+
+func TestOfTwoPredecessorsWithOneNameBothAreFenced(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		addr := func(a string) map[string]string { return map[string]string{"addr": a} }
+		testkit.MustAcquire(t, testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "x", Labels: addr("1")}))
+		b := t.startWith(tenure.LeaseConfig{Holder: "x", Labels: addr("2")}, t.fencing(testkit.UntilDone))
+		time.Sleep(45 * time.Second)
+		b.store.SetHook(testkit.Hang)
+		t.start("c", t.fencing(testkit.Succeeds))
+		time.Sleep(time.Minute)
+		require.Equal(t, []string{"x fences x at 1", "c fences x at 1", "c fences x at 2", "c works"}, t.said())
+	})
+}
+
+// Once b works, its successor has to fence only b, even if b has not renewed since.
+func TestAPredecessorThatWasFencedIsNotFencedAgain(t *testing.T) {
+	for _, until := range []time.Duration{31 * time.Second, time.Minute} {
+		inBubble(t, func(t *scene) {
+			testkit.MustAcquire(t, testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
+			b := t.start("b", t.fencing(testkit.Succeeds))
+			time.Sleep(until)
+			require.Equal(t, []string{"b fences a at ", "b works"}, t.said())
+			b.store.SetHook(testkit.Hang)
+			t.start("c", t.fencing(testkit.Succeeds))
+			time.Sleep(time.Minute)
+			require.Equal(t, []string{"c fences b at ", "c works"}, t.said()[2:])
+		})
+	}
+}
+
+func TestFencePredecessorMayChangeTheLabelsThatItIsGiven(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		testkit.MustAcquire(t, testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a", Labels: map[string]string{"addr": "1"}}))
+		cfg := t.fencing(testkit.Succeeds)
+		cfg.FencePredecessor = func(ctx context.Context, prev tenure.Holding) error {
+			for ctx.Err() == nil {
+				prev.Labels["addr"] += "!"
+				time.Sleep(time.Second)
+			}
+			return ctx.Err()
+		}
+		b := t.start("b", cfg)
+		time.Sleep(time.Minute)
+		b.stop()
+		t.start("c", t.fencing(testkit.Succeeds))
+		time.Sleep(time.Second)
+		require.Equal(t, []string{"c fences a at 1", "c works"}, t.said())
+	})
+}
+
+// It offers the lease to any replica, which is no reason to come back itself.
+func TestAReplicaThatResignsBeforeItHasConfirmedStaysAway(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		_, b := t.takeover(t.fencing(testkit.UntilDone))
+		require.NoError(t, b.Resign(t.Context()))
+		for range 10 {
+			time.Sleep(10 * time.Millisecond)
+			require.NoError(t, b.store.Wake(t.Context(), testkit.LeaseKey))
+		}
+		require.Equal(t, tenure.RoleStandby, b.Status().Role)
+		require.Equal(t, 1, b.Status().Terms)
+	})
+}
+
+func TestATermMayBeReleasedTwiceAtOnce(t *testing.T) {
+	lease := testkit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{})
+	term := testkit.MustAcquire(t, lease)
+	var all sync.WaitGroup
+	for range 2 {
+		all.Go(func() { lease.Release(t.Context(), term) })
+	}
+	all.Wait()
+}
+
+func TestAHolderThatLosesItsTermToAnOfferKnowsThatNobodyHolds(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		a := t.start("a")
+		time.Sleep(time.Second)
+		putRecord(t, t.store, `{"holder":"gone","acquired_at_ms":1,"term":"an offer","ttl_ms":30000,"offered":true}`)
+		require.NoError(t, a.store.Wake(t.Context(), testkit.LeaseKey))
+		time.Sleep(29 * time.Second)
+		got := a.Status()
+		require.Empty(t, got.Holder)
+		require.Len(t, got.Recent, 1)
+		require.NotEqual(t, "an offer", got.Recent[0].ID)
+	})
+}
+
+// lossyNetwork delays, loses and reorders requests and answers, until it is repaired.
+type lossyNetwork struct {
+	mu     sync.Mutex
+	rng    *rand.Rand
+	mended atomic.Bool
+	late   sync.WaitGroup // what is still under way
+}
+
+// draw returns a number below n.
+func (l *lossyNetwork) draw(n int) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.rng.IntN(n)
+}
+
+func (l *lossyNetwork) ms(most int) time.Duration {
+	return time.Duration(l.draw(most)) * time.Millisecond
+}
+
+func (l *lossyNetwork) hook(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+	if l.mended.Load() {
+		return do(ctx)
+	}
+	request, back := l.ms(40), l.ms(40)
+	if l.draw(4) == 0 {
+		request = 0
+	}
+	if l.draw(6) == 0 {
+		request += 200 * time.Millisecond // lands after its caller has given up
+	}
+	loseRequest, loseAnswer := l.draw(6) == 0, l.draw(4) == 0
+	answer := make(chan error, 1)
+	l.late.Go(func() {
+		time.Sleep(request)
+		if loseRequest {
+			return
+		}
+		err := do(context.WithoutCancel(ctx))
+		time.Sleep(back)
+		if !loseAnswer {
+			answer <- err
+		}
+	})
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Over a lossy network, many renewals of one term at once, and requests for its release, are
+// not taken for a copy's. Once the network is repaired and a renewal has been answered, a
+// copy's renewal is never taken for the term's own.
+func TestATermKnowsItsOwnRenewalsFromThoseOfACopy(t *testing.T) {
+	testkit.Slow(t)
+	for seed := range uint64(300) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			inBubble(t, func(t *scene) {
+				network := &lossyNetwork{rng: rand.New(rand.NewPCG(seed, 1))}
+				store := storetest.Faulty(t.store, nil)
+				lease := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: time.Hour})
+				term := testkit.MustAcquire(t, lease)
+				store.SetHook(network.hook)
+				defer network.late.Wait()
+				var all sync.WaitGroup
+				for range 1 + network.draw(4) {
+					all.Go(func() {
+						for range 12 {
+							ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond+network.ms(90))
+							err := lease.Renew(ctx, term)
+							cancel()
+							if errors.Is(err, tenure.ErrLost) {
+								t.Errorf("lost: %v", err)
+								return
+							}
+							time.Sleep(network.ms(30))
+						}
+					})
+				}
+				other := testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "b"})
+				all.Go(func() {
+					for i := range 8 {
+						time.Sleep(network.ms(120))
+						_ = other.RequestHandover(t.Context(), []string{"", "x", "y"}[i%3])
+					}
+				})
+				all.Wait()
+				if network.draw(2) == 0 {
+					network.late.Wait()
+				}
+				network.mended.Store(true)
+				require.NoError(t, lease.Renew(t.Context(), term))
+				if network.draw(2) == 0 {
+					network.late.Wait()
+				}
+				renewAsCopy(t, t.store)
+				require.ErrorIs(t, lease.Renew(t.Context(), term), tenure.ErrLost, "a copy's renewal was taken for its own")
+			})
+		})
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -23,15 +23,15 @@ func newPrimary() *storetest.Mem {
 }
 
 func failoverLease(t *testing.T, store tenure.Store, holder string) *tenure.Lease {
-	return kit.NewLease(t, store, tenure.LeaseConfig{Holder: holder, TTL: failoverTTL})
+	return testkit.NewLease(t, store, tenure.LeaseConfig{Holder: holder, TTL: failoverTTL})
 }
 
 // failover has two replicas of a lease on a server that will fail over.
 type failover struct {
 	*testing.T
-	jobs     kit.Jobs
+	jobs     testkit.Jobs
 	primary  *storetest.Mem
-	a, b     *kit.Movable
+	a, b     *testkit.Movable
 	replicas []*tenure.Coordinator
 }
 
@@ -39,16 +39,16 @@ const failoverTTL = 30 * time.Second
 
 func newFailover(t *testing.T) *failover {
 	primary := newPrimary()
-	return &failover{T: t, primary: primary, a: kit.NewMovable(primary), b: kit.NewMovable(primary)}
+	return &failover{T: t, primary: primary, a: testkit.NewMovable(primary), b: testkit.NewMovable(primary)}
 }
 
 // start runs a replica, and returns a func that stops it.
 func (f *failover) start(store tenure.Store, name string) (c *tenure.Coordinator, stop func()) {
-	lease := kit.NewLease(f, store, tenure.LeaseConfig{Holder: name, TTL: failoverTTL})
-	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: f.jobs.Run, Logger: kit.Quiet})
+	lease := testkit.NewLease(f, store, tenure.LeaseConfig{Holder: name, TTL: failoverTTL})
+	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: f.jobs.Run, Logger: testkit.Quiet})
 	require.NoError(f, err)
 	f.replicas = append(f.replicas, c)
-	return c, kit.RunCoordinator(f, context.Background(), c)
+	return c, testkit.RunCoordinator(f, context.Background(), c)
 }
 
 // keepsHolding requires that a replica alone keeps holding for three TTLs, under the same term.
@@ -71,7 +71,7 @@ func TestAHolderWhoseAcquireAFailoverHasLostGoesOn(t *testing.T) {
 
 func TestAWrapperOfAStoreKeepsTheRulesOfFailovers(t *testing.T) {
 	for name, wrap := range map[string]func(tenure.Store) tenure.Store{
-		"that hides everything": kit.Bare,
+		"that hides everything": testkit.Bare,
 		"that counts":           func(s tenure.Store) tenure.Store { return &counted{Store: s} },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -103,8 +103,8 @@ func TestAWrapperThatCanBeUnwrappedDoesWhatItsStoreCan(t *testing.T) {
 		store := &counted{Store: t.store}
 		t.store = store
 		a, b := t.start("a"), t.start("b")
-		other := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "other"}})
-		term := kit.MustAcquire(t, other)
+		other := testkit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "other"}})
+		term := testkit.MustAcquire(t, other)
 		fenced, err := tenure.Fence(store, term)
 		require.NoError(t, err)
 		_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.IfAbsent())
@@ -112,7 +112,7 @@ func TestAWrapperThatCanBeUnwrappedDoesWhatItsStoreCan(t *testing.T) {
 		for _, err := range tenure.List(t.Context(), store, "t") {
 			require.NoError(t, err)
 		}
-		require.True(t, tenure.Watch(store, kit.LeaseKey).Live())
+		require.True(t, tenure.Watch(store, testkit.LeaseKey).Live())
 		a.stop()
 		time.Sleep(5 * time.Millisecond)
 		t.wantHolder(b)
@@ -136,7 +136,7 @@ func goesOnWithoutItsAcquire(t *testing.T, late time.Duration, wrap func(tenure.
 	f.a.Store(standby)
 	f.keepsHolding(a, term)
 	require.False(t, b.IsHolder())
-	obj, err := standby.Get(t.Context(), kit.LeaseKey)
+	obj, err := standby.Get(t.Context(), testkit.LeaseKey)
 	require.NoError(t, err)
 	require.Equal(t, term.Record(), obj.Payload)
 	require.Greater(t, obj.Version, term.Token())
@@ -171,7 +171,7 @@ func TestALeaseWhoseHolderDoesNotComeBackIsTakenATTLAfterTheFailover(t *testing.
 		a, _ := f.start(f.a, "a")
 		synctest.Wait()
 		require.True(t, a.IsHolder())
-		b, _ := f.start(kit.NewMovable(standby), "b")
+		b, _ := f.start(testkit.NewMovable(standby), "b")
 		began := time.Now()
 		for !b.IsHolder() {
 			require.Less(t, time.Since(began), failoverTTL+b.Config().AcquireInterval)
@@ -221,13 +221,13 @@ func TestAWriteThatNamesAnotherServerIsRefused(t *testing.T) {
 	was, err := store.Lineage(t.Context())
 	require.NoError(t, err)
 	store.Restart()
-	_, err = store.PutIf(t.Context(), tenure.Object{Key: kit.LeaseKey}, tenure.IfAbsent().OnServer(was.Server, 0))
+	_, err = store.PutIf(t.Context(), tenure.Object{Key: testkit.LeaseKey}, tenure.IfAbsent().OnServer(was.Server, 0))
 	require.ErrorIs(t, err, tenure.ErrMoved)
 	require.ErrorIs(t, err, tenure.ErrConflict)
 	is, err := store.Lineage(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, was.Mark, is.Mark)
-	obj, err := store.PutIf(t.Context(), tenure.Object{Key: kit.LeaseKey}, tenure.IfAbsent().OnServer(is.Server, 1<<60))
+	obj, err := store.PutIf(t.Context(), tenure.Object{Key: testkit.LeaseKey}, tenure.IfAbsent().OnServer(is.Server, 1<<60))
 	require.NoError(t, err)
 	require.EqualValues(t, 1<<60+1, obj.Version)
 }
@@ -239,7 +239,7 @@ func TestAfterAFailoverATokenIsAboveEachThatThisReplicaKnows(t *testing.T) {
 		primary.Now = func() time.Time { return time.Now().Add(time.Hour) }
 		standby := primary.Fork()
 		standby.Now = nil
-		store := kit.NewMovable(primary)
+		store := testkit.NewMovable(primary)
 		lease := failoverLease(t, store, "a")
 		lost, err := lease.TryAcquire(t.Context())
 		require.NoError(t, err)
@@ -258,12 +258,12 @@ func TestAfterAFailoverATokenIsAboveEachThatThisReplicaKnows(t *testing.T) {
 func TestAfterAFailoverARecordOfThisReplicaIsNotReclaimed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := newPrimary()
-		store := kit.NewMovable(primary)
-		first := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL, AssumeUniqueHolder: true})
+		store := testkit.NewMovable(primary)
+		first := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL, AssumeUniqueHolder: true})
 		_, err := first.TryAcquire(t.Context())
 		require.NoError(t, err)
 		store.Store(primary.Fork())
-		again := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL, AssumeUniqueHolder: true})
+		again := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL, AssumeUniqueHolder: true})
 		_, err = again.AcquireOrSteal(t.Context())
 		require.ErrorIs(t, err, tenure.ErrHeld)
 		time.Sleep(failoverTTL)
@@ -277,7 +277,7 @@ func TestAnAcquireThatWasSentBeforeAFailoverIsRefusedAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := newPrimary()
 		standby := primary.Fork()
-		store := kit.NewMovable(primary)
+		store := testkit.NewMovable(primary)
 		slow := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			if call.Op == "put" {
 				time.Sleep(time.Second)
@@ -306,7 +306,7 @@ func TestAfterAFailoverARecordIsWrittenAgainAboveAllThatItsTermHad(t *testing.T)
 		primary := newPrimary()
 		standby := primary.Fork()
 		standby.Now = func() time.Time { return time.Now().Add(-failoverTTL / 2) }
-		store := kit.NewMovable(primary)
+		store := testkit.NewMovable(primary)
 		lease := failoverLease(t, store, "a")
 		term, err := lease.TryAcquire(t.Context())
 		require.NoError(t, err)
@@ -326,7 +326,7 @@ func TestAfterAFailoverARecordIsWrittenAgainAboveAllThatItsTermHad(t *testing.T)
 func TestAfterAFailoverTheReleaseOfATermThatIsOverFreesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := newPrimary()
-		store := kit.NewMovable(primary)
+		store := testkit.NewMovable(primary)
 		lease := failoverLease(t, store, "a")
 		term, err := lease.TryAcquire(t.Context())
 		require.NoError(t, err)
@@ -344,7 +344,7 @@ func TestAfterAFailoverTheReleaseOfATermThatIsOverFreesNothing(t *testing.T) {
 func TestAfterAFailoverAnOrphanIsLeftWhereItIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := newPrimary()
-		store := kit.NewMovable(primary)
+		store := testkit.NewMovable(primary)
 		faulty := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			if call.Op == "delete" {
 				return errors.New("connection reset")
@@ -367,8 +367,8 @@ func TestAfterAFailoverAnOrphanIsLeftWhereItIs(t *testing.T) {
 }
 
 func TestWritesThatNameAnotherServerAreRefused(t *testing.T) {
-	store := kit.OpenPostgres(t, kit.PostgresURL(t), tenure.PostgresConfig{})
-	kit.Migrate(t, store)
+	store := testkit.OpenPostgres(t, testkit.PostgresURL(t), tenure.PostgresConfig{})
+	testkit.Migrate(t, store)
 	on, err := store.Lineage(t.Context())
 	require.NoError(t, err)
 	const other = "1"
@@ -404,7 +404,7 @@ func TestWritesThatNameAnotherServerAreRefused(t *testing.T) {
 func TestAReleaseWhoseAnswerWasLostFreesNothingAfterAFailover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := newPrimary()
-		store := kit.NewMovable(primary)
+		store := testkit.NewMovable(primary)
 		faulty := storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			err := do(ctx)
 			if call.Op == "delete" {
@@ -431,7 +431,7 @@ func TestAReleaseWhoseAnswerWasLostFreesNothingAfterAFailover(t *testing.T) {
 func TestWhereNothingCanBeLostNobodyWaitsWhateverTheExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := newPrimary()
-		_, err := kit.NewLease(t, primary, tenure.LeaseConfig{Expiry: tenure.Observed}).TryAcquire(t.Context())
+		_, err := testkit.NewLease(t, primary, tenure.LeaseConfig{Expiry: tenure.Observed}).TryAcquire(t.Context())
 		require.NoError(t, err)
 	})
 }
@@ -450,7 +450,7 @@ func TestAfterAFailoverNothingThatIsWrittenIntoAnOldRecordEndsTheTermThatIsLost(
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				primary := newPrimary()
-				store := kit.NewMovable(primary)
+				store := testkit.NewMovable(primary)
 				former := failoverLease(t, store, "a")
 				over, err := former.TryAcquire(t.Context())
 				require.NoError(t, err)
@@ -478,7 +478,7 @@ func TestADeletionThatWasDecidedBeforeAFailoverDeletesNothingAfterIt(t *testing.
 		require.NoError(t, err)
 		primary.Now = nil
 		standby := primary.Fork()
-		store := kit.NewMovable(primary)
+		store := testkit.NewMovable(primary)
 		former := failoverLease(t, storetest.Faulty(store, func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			if call.Op == "delete" {
 				store.Store(standby) // on its way
@@ -504,8 +504,8 @@ func TestADeletionThatWasDecidedBeforeAFailoverDeletesNothingAfterIt(t *testing.
 // lost.
 func TestASessionIsRenewedOverAFailoverOnlyWithItsClaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := kit.NewMovable(newPrimary())
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: objects.SessionType, ID: "s"}, TTL: failoverTTL})
+		store := testkit.NewMovable(newPrimary())
+		lease := testkit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: objects.SessionType, ID: "s"}, TTL: failoverTTL})
 		term, err := lease.TryAcquire(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, lease.Renew(t.Context(), term))
@@ -516,7 +516,7 @@ func TestASessionIsRenewedOverAFailoverOnlyWithItsClaims(t *testing.T) {
 			require.ErrorIs(t, lease.Renew(t.Context(), term), tenure.ErrHeld)
 			require.Equal(t, left, term.Remaining())
 		}
-		other := kit.NewLease(t, store, lease.Config())
+		other := testkit.NewLease(t, store, lease.Config())
 		_, err = other.Resume(t.Context(), term.ID(), term.Token())
 		require.ErrorIs(t, err, tenure.ErrHeld, "that record makes no other process right")
 		lost, compared := errors.New("not compared"), 0
@@ -542,11 +542,11 @@ func TestAHolderThatAFailoverMayHaveLostIsFencedOnce(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				primary := newPrimary()
 				if stands {
-					kit.MustAcquire(t, failoverLease(t, primary, "earlier"))
+					testkit.MustAcquire(t, failoverLease(t, primary, "earlier"))
 				}
 				promoted := primary.Fork()
 				time.Sleep(failoverTTL)
-				kit.MustAcquire(t, failoverLease(t, primary, "hung"))
+				testkit.MustAcquire(t, failoverLease(t, primary, "hung"))
 				var said []string
 				run := func(name string) (stop func()) {
 					c, err := tenure.NewCoordinator(failoverLease(t, promoted, name), tenure.CoordinatorConfig{
@@ -559,10 +559,10 @@ func TestAHolderThatAFailoverMayHaveLostIsFencedOnce(t *testing.T) {
 							<-ctx.Done()
 							return nil
 						},
-						Logger: kit.Quiet,
+						Logger: testkit.Quiet,
 					})
 					require.NoError(t, err)
-					return kit.RunCoordinator(t, context.Background(), c)
+					return testkit.RunCoordinator(t, context.Background(), c)
 				}
 				want := []string{"b fences unknown", "b works", "c works"}
 				if stands {
@@ -583,14 +583,14 @@ func TestAHolderThatAFailoverMayHaveLostIsFencedOnce(t *testing.T) {
 func TestAFormerHolderWritesNothingAfterAFailoverThatLosesTheSteal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := newPrimary()
-		store := kit.NewMovable(primary)
+		store := testkit.NewMovable(primary)
 		former := failoverLease(t, store, "former")
-		term := kit.MustAcquire(t, former)
+		term := testkit.MustAcquire(t, former)
 		promoted := primary.Fork()
 		time.Sleep(failoverTTL)
-		next := kit.NewMovable(primary)
+		next := testkit.NewMovable(primary)
 		lease := failoverLease(t, next, "next")
-		following := kit.MustAcquire(t, lease)
+		following := testkit.MustAcquire(t, lease)
 		require.Greater(t, following.Token(), term.Token())
 		write := func(term *tenure.Term) error {
 			fenced, err := tenure.Fence(promoted, term)

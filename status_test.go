@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/golden"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/internal/testkit/golden"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -22,14 +22,14 @@ func TestAStatusTellsAllThatAReplicaKnows(t *testing.T) {
 		began, labels := time.Now(), map[string]string{"address": "10.0.0.1"}
 		a := t.startWith(tenure.LeaseConfig{Holder: "a", Labels: labels}, tenure.CoordinatorConfig{})
 		b := t.start("b")
-		a.store.SetHook(kit.Slowly(20 * time.Millisecond))
+		a.store.SetHook(testkit.Slowly(20 * time.Millisecond))
 		time.Sleep(35 * time.Second)
 
 		got := a.Status()
 		token := got.Token
 		require.NotZero(t, token)
 		require.Equal(t, tenure.Status{
-			Lease: kit.LeaseKey, Replica: "a", Role: tenure.RoleHolder, Since: got.Since, Reason: "acquired",
+			Lease: testkit.LeaseKey, Replica: "a", Role: tenure.RoleHolder, Since: got.Since, Reason: "acquired",
 			Holder: "a", Labels: labels, HeldSince: got.HeldSince, RenewedAt: got.RenewedAt, TTL: 30 * time.Second,
 			Token: token, TrustLeft: 24 * time.Second, TrustGiven: 29 * time.Second, RenewDeadline: 20 * time.Second, RenewalLatency: 20 * time.Millisecond,
 			Terms: 1, Recent: []tenure.PastTerm{}, Runs: []tenure.RunStats{},
@@ -37,13 +37,13 @@ func TestAStatusTellsAllThatAReplicaKnows(t *testing.T) {
 		require.True(t, got.Since.Equal(began) && got.HeldSince.Equal(began) && got.RenewedAt.Equal(began.Add(30*time.Second)), "%+v", got)
 		got = b.Status()
 		require.Equal(t, tenure.Status{
-			Lease: kit.LeaseKey, Replica: "b", Role: tenure.RoleStandby, Since: got.Since, Reason: "held by a",
+			Lease: testkit.LeaseKey, Replica: "b", Role: tenure.RoleStandby, Since: got.Since, Reason: "held by a",
 			Holder: "a", Labels: labels, HeldSince: got.HeldSince, RenewedAt: got.RenewedAt, TTL: 30 * time.Second,
 			Recent: []tenure.PastTerm{}, Runs: []tenure.RunStats{},
 		}, got)
 		require.True(t, got.HeldSince.Equal(began) && !got.RenewedAt.Before(began), "%+v", got)
 
-		a.store.SetHook(kit.Refuse)
+		a.store.SetHook(testkit.Refuse)
 		time.Sleep(time.Minute)
 		got = b.Status()
 		require.Equal(t, tenure.RoleHolder, got.Role)
@@ -86,7 +86,7 @@ func TestAStatusKeepsTheLastTenTerms(t *testing.T) {
 
 func TestAStandbyRemembersTheTermsOfOthers(t *testing.T) {
 	inBubble(t, func(t *scene) {
-		kit.MustAcquire(t, kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
+		testkit.MustAcquire(t, testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}))
 		b := t.start("b")
 		time.Sleep(20 * time.Second)
 		putRecord(t, t.store, robbersRecord)
@@ -96,7 +96,7 @@ func TestAStandbyRemembersTheTermsOfOthers(t *testing.T) {
 		require.Equal(t, "a", got.Recent[0].Holder)
 		require.Equal(t, "followed by robber", got.Recent[0].Reason)
 		require.Equal(t, "robber", got.Holder)
-		kit.RemoveRecord(t, t.store)
+		testkit.RemoveRecord(t, t.store)
 		time.Sleep(time.Minute)
 		got = b.Status()
 		require.Len(t, got.Recent, 2)
@@ -109,7 +109,7 @@ func TestAStandbyRemembersTheTermsOfOthers(t *testing.T) {
 func TestAStatusIsWrittenAsJSONAndReadBack(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	status := tenure.Status{
-		Lease: kit.LeaseKey, Replica: "a", Role: tenure.RoleStopping, Since: at, Reason: "lease resigned",
+		Lease: testkit.LeaseKey, Replica: "a", Role: tenure.RoleStopping, Since: at, Reason: "lease resigned",
 		Holder: "a", Stale: true, Labels: map[string]string{"address": "10.0.0.1"}, HeldSince: at, RenewedAt: at, TTL: 30 * time.Second,
 		Token: 7, TrustLeft: 1500 * time.Millisecond, TrustGiven: 29 * time.Second, RenewDeadline: 20 * time.Second, RenewalLatency: 2 * time.Millisecond, Terms: 3, Stuck: true, LastError: "refused",
 		Recent: []tenure.PastTerm{{ID: "t", Holder: "b", Token: 6, Began: at, Ended: at, Reason: "released"}},
@@ -118,7 +118,7 @@ func TestAStatusIsWrittenAsJSONAndReadBack(t *testing.T) {
 	got, err := json.Marshal(status)
 	require.NoError(t, err)
 	golden.Compare(t, "status", golden.JSON(t, status,
-		tenure.Status{Lease: kit.LeaseKey, Replica: "b", Since: at, Recent: []tenure.PastTerm{}, Runs: []tenure.RunStats{}}))
+		tenure.Status{Lease: testkit.LeaseKey, Replica: "b", Since: at, Recent: []tenure.PastTerm{}, Runs: []tenure.RunStats{}}))
 	var read tenure.Status
 	require.NoError(t, json.Unmarshal(got, &read))
 	require.Equal(t, status, read)
@@ -141,7 +141,7 @@ func TestAStandbyKnowsWhenItsKnowledgeIsStale(t *testing.T) {
 		}
 		time.Sleep(5*time.Second + time.Millisecond)
 		renewed := a.Status().RenewedAt
-		b.store.SetHook(kit.Hang)
+		b.store.SetHook(testkit.Hang)
 		events, _ := t.store.(*storetest.EventMem)
 		if events != nil {
 			events.SetLive(false)
@@ -175,7 +175,7 @@ func TestARecordWhoseAgeDoesNotCountIsStaleATTLAfterItWasRead(t *testing.T) {
 		t.start("a")
 		b := t.startWith(tenure.LeaseConfig{Holder: "b", Expiry: tenure.Observed}, tenure.CoordinatorConfig{})
 		time.Sleep(9 * time.Second) // b reads every 5 s
-		b.store.SetHook(kit.Hang)
+		b.store.SetHook(testkit.Hang)
 		time.Sleep(24 * time.Second) // the record as b knows it was written 33 s ago, and read at most 29 s ago
 		require.False(t, b.Status().Stale)
 		time.Sleep(8 * time.Second)
@@ -193,7 +193,7 @@ func TestEachReplicaTellsTheSameOfHowATermEnded(t *testing.T) {
 			"offered to c: lease resigned: on request, in favour of c", "offered to c"},
 		"robbed": {func(t *scene, _ *replica) { putRecord(t, t.store, robbersRecord) },
 			"followed by robber: lease lost: reconciler_lease/singleton is held by robber", "followed by robber"},
-		"not released": {func(_ *scene, a *replica) { a.store.SetHook(kit.Refuse); a.stop() },
+		"not released": {func(_ *scene, a *replica) { a.store.SetHook(testkit.Refuse); a.stop() },
 			"expired: replica is shutting down", "expired"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -213,7 +213,7 @@ func TestEachReplicaTellsTheSameOfHowATermEnded(t *testing.T) {
 func TestAStandbyAndAReplicaWithoutItsDatabaseAreHealthy(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		a, b := t.start("a"), t.start("b")
-		a.store.SetHook(kit.Hang)
+		a.store.SetHook(testkit.Hang)
 		for range 600 {
 			time.Sleep(100 * time.Millisecond)
 			require.NoError(t, a.Healthy(0))
@@ -242,7 +242,7 @@ func TestAHolderWhoseTrustEndedUnnoticedIsUnhealthyAfterTheTolerance(t *testing.
 		a := t.start("a", tenure.CoordinatorConfig{})
 		a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			<-release // deaf to the end of its context
-			return kit.Refuse(ctx, call, do)
+			return testkit.Refuse(ctx, call, do)
 		})
 		time.Sleep(29*time.Second + 5*time.Second) // TTL − Margin, and the tolerance
 		require.NoError(t, a.Healthy(5*time.Second))
@@ -256,7 +256,7 @@ func TestAHolderWhoseTrustEndedUnnoticedIsUnhealthyAfterTheTolerance(t *testing.
 }
 
 func TestChangesBeginWithTheStatusAsItIs(t *testing.T) {
-	c, err := tenure.NewCoordinator(kit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"}), tenure.CoordinatorConfig{})
+	c, err := tenure.NewCoordinator(testkit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a"}), tenure.CoordinatorConfig{})
 	require.NoError(t, err)
 	for status := range c.Changes(t.Context()) {
 		require.Equal(t, "a", status.Replica)
@@ -278,7 +278,7 @@ func TestAReaderOfChangesSeesEachChangeAndNoRenewal(t *testing.T) {
 			}
 		})
 		time.Sleep(55 * time.Second)
-		a.store.SetHook(kit.Refuse)
+		a.store.SetHook(testkit.Refuse)
 		time.Sleep(11 * time.Second)
 		a.store.SetHook(nil)
 		time.Sleep(10 * time.Second)

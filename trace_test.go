@@ -4,14 +4,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -78,12 +90,12 @@ func TestATraceIsToldTheWholeLifeOfALeaseInOrder(t *testing.T) {
 		require.Equal(t, []string{"attempt: got it", "acquired", "job started"}, ofA.since())
 
 		b := t.start("b", tenure.CoordinatorConfig{Trace: ofB.trace()})
-		a.store.SetHook(kit.Slowly(30 * time.Millisecond))
+		a.store.SetHook(testkit.Slowly(30 * time.Millisecond))
 		time.Sleep(11 * time.Second)
 		require.Equal(t, []string{"renewed in 30ms, with 18.97s left"}, ofA.since())
 		require.Equal(t, []string{"attempt: held"}, ofB.since())
 
-		a.store.SetHook(kit.Refuse)
+		a.store.SetHook(testkit.Refuse)
 		time.Sleep(14 * time.Second)
 		require.Equal(t, []string{"renewal failed: connection refused"}, ofA.since())
 
@@ -93,7 +105,7 @@ func TestATraceIsToldTheWholeLifeOfALeaseInOrder(t *testing.T) {
 		require.Len(t, got, 1)
 		require.Contains(t, got[0], "renewed in 0s, with ")
 
-		a.store.SetHook(kit.Refuse)
+		a.store.SetHook(testkit.Refuse)
 		time.Sleep(70 * time.Second)
 		require.Equal(t, []string{"renewal failed: connection refused", "lost: lease not renewed in time", "renewal failed: connection refused",
 			"job ended after 6s: lease not renewed in time", "attempt: error"}, ofA.since())
@@ -128,10 +140,10 @@ func TestATraceIsToldHowATermEnds(t *testing.T) {
 			"job ended after 1s: lease lost: reconciler_lease/singleton is held by robber", "attempt: held"}},
 		"job stuck": {time.Minute, func(t *scene, a *replica) { require.NoError(t, a.Resign(t.Context())) }, []string{
 			"job stuck for 9s", "job ended after 1m0s: lease resigned", "released: lease resigned"}},
-		"not released": {0, func(_ *scene, a *replica) { a.store.SetHook(kit.Refuse); a.stop() }, []string{
+		"not released": {0, func(_ *scene, a *replica) { a.store.SetHook(testkit.Refuse); a.stop() }, []string{
 			"job ended after 0s: replica is shutting down", "lost: replica is shutting down\nconnection refused"}},
 		"released after its deadline": {0, func(_ *scene, a *replica) {
-			a.store.SetHook(kit.Only("put", kit.Refuse))
+			a.store.SetHook(testkit.Only("put", testkit.Refuse))
 			time.Sleep(21 * time.Second)
 		}, []string{
 			"renewal failed: connection refused", "lost: lease not renewed in time", "job ended after 0s: lease not renewed in time",
@@ -152,7 +164,7 @@ func TestATraceIsToldHowATermEnds(t *testing.T) {
 func TestATraceIsToldOfAJobThatPanics(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		var told tale
-		c, err := tenure.NewCoordinator(kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), tenure.CoordinatorConfig{
+		c, err := tenure.NewCoordinator(testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), tenure.CoordinatorConfig{
 			Reconcile: func(context.Context) error { panic("broken") },
 			Trace:     told.trace(),
 		})
@@ -166,7 +178,7 @@ func TestATraceIsToldOfAJobThatPanics(t *testing.T) {
 func TestATraceIsToldNothingOfAJobThatDidNotBegin(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		var told tale
-		t.store = storetest.Faulty(t.store, kit.Slowly(time.Second))
+		t.store = storetest.Faulty(t.store, testkit.Slowly(time.Second))
 		t.start("a", tenure.CoordinatorConfig{Trace: told.trace()}).stop()
 		require.Equal(t, []string{"attempt: got it"}, told.since(), "shut down while it acquires")
 	})
@@ -194,7 +206,7 @@ func TestTheStatusShowsToATraceWhatItIsTold(t *testing.T) {
 				require.Contains(t, []tenure.Role{tenure.RoleStopping, tenure.RoleStandby}, role)
 			}
 		}
-		c, err := tenure.NewCoordinator(kit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), tenure.CoordinatorConfig{
+		c, err := tenure.NewCoordinator(testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a"}), tenure.CoordinatorConfig{
 			Trace: &tenure.Trace{
 				Acquired:   func(*tenure.Term, *tenure.Holding) { note("acquired") },
 				JobStarted: func(*tenure.Term) { note("job started") },
@@ -207,5 +219,322 @@ func TestTheStatusShowsToATraceWhatItIsTold(t *testing.T) {
 		defer cancel()
 		require.NoError(t, c.Run(ctx))
 		require.Equal(t, []string{"acquired", "job started", "job ended", "released"}, seen)
+	})
+}
+
+// journal counts the lines of a log at or above a level, by their text.
+type journal struct {
+	mu      sync.Mutex
+	lines   map[string]int
+	unnamed []string // lines of level info without a replica or a holder
+}
+
+func (j *journal) logger(level slog.Level) *slog.Logger {
+	return slog.New(journalHandler{j, level, nil})
+}
+
+type journalHandler struct {
+	*journal
+	level slog.Level
+	attrs []slog.Attr
+}
+
+func (h journalHandler) Enabled(_ context.Context, level slog.Level) bool { return level >= h.level }
+func (h journalHandler) WithGroup(string) slog.Handler                    { panic("no groups are used") }
+func (h journalHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	h.attrs = slices.Concat(h.attrs, attrs)
+	return h
+}
+
+func (h journalHandler) Handle(_ context.Context, r slog.Record) error {
+	values := map[string]string{}
+	for _, a := range h.attrs {
+		values[a.Key] = a.Value.String()
+	}
+	r.Attrs(func(a slog.Attr) bool { values[a.Key] = a.Value.String(); return true })
+	line := r.Level.String() + " " + r.Message + " by " + values["replica"]
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.lines == nil {
+		h.lines = map[string]int{}
+	}
+	h.lines[line]++
+	_, held := values["holder"]
+	if r.Level == slog.LevelInfo && (values["replica"] == "" || !held) {
+		h.unnamed = append(h.unnamed, line)
+	}
+	return nil
+}
+
+// take returns the lines since the last call.
+func (j *journal) take() map[string]int {
+	synctest.Wait() // a line comes a moment later
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	lines := j.lines
+	j.lines = nil
+	return lines
+}
+
+func TestALostTermIsOneWarning(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		var j journal
+		logged := tenure.CoordinatorConfig{Logger: j.logger(slog.LevelInfo)}
+		slow := logged
+		slow.Watch = func(ctx context.Context) error {
+			<-ctx.Done()
+			time.Sleep(14 * time.Second) // until b works
+			return nil
+		}
+		a := t.start("a", slow)
+		t.start("b", logged)
+		a.store.SetHook(testkit.Refuse)
+		time.Sleep(31 * time.Second)
+		a.store.SetHook(nil)
+		time.Sleep(time.Minute)
+		lines := j.take()
+		require.Equal(t, 1, lines["WARN lease lost by a"], lines)
+		require.Equal(t, 1, lines["INFO lease lost before it was released by a"], lines)
+	})
+}
+
+func TestTheLogHasOneLineForEachChangeAndNoneForAPoll(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		var j journal
+		t.store = testkit.Bare(t.store) // so that standbys poll
+		logged := tenure.CoordinatorConfig{Logger: j.logger(slog.LevelInfo)}
+		a, b := t.start("a", logged), t.start("b", logged)
+		require.Equal(t, map[string]int{"INFO lease acquired by a": 1, "INFO lease has another holder by b": 1}, j.take())
+		time.Sleep(time.Hour)
+		require.Empty(t, j.take())
+
+		a.store.SetHook(testkit.Refuse)
+		time.Sleep(time.Hour)
+		require.Equal(t, map[string]int{
+			"WARN failed to renew lease; retrying by a": 1,
+			"WARN lease lost by a":                      1,
+			"INFO lease acquired by b":                  1,
+		}, j.take())
+		a.store.SetHook(nil)
+		time.Sleep(time.Hour)
+		require.Equal(t, map[string]int{"INFO lease has another holder by a": 1}, j.take())
+
+		require.NoError(t, b.Resign(t.Context()))
+		time.Sleep(time.Hour)
+		require.Equal(t, map[string]int{
+			"INFO lease released by b":           1,
+			"INFO lease acquired by a":           1,
+			"INFO lease has another holder by b": 1,
+		}, j.take())
+		require.Empty(t, j.unnamed)
+	})
+}
+
+// textLog returns a logger without times, and a func that returns its lines since the last call.
+func textLog() (*slog.Logger, func() string) {
+	var text testkit.SyncBuffer
+	read := 0
+	return slog.New(slog.NewTextHandler(&text, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		}})), func() string {
+			all := text.String()
+			defer func() { read = len(all) }()
+			return all[read:]
+		}
+}
+
+func TestTheLogTellsATakeoverFromAnAcquireOfAFreeLease(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		log, lines := textLog()
+		t.takeover(tenure.CoordinatorConfig{Logger: log})
+		require.Regexp(t, `level=INFO msg="lease acquired" .*holder=b token=\d+ from=a reason=expired\n`, lines())
+	})
+	inBubble(t, func(t *scene) {
+		log, lines := textLog()
+		t.start("a", tenure.CoordinatorConfig{Logger: log})
+		require.NotContains(t, lines(), "from=")
+	})
+}
+
+func TestTheLogTellsToWhomALeaseIsOffered(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		log, lines := textLog()
+		a, _ := t.start("a"), t.start("c", tenure.CoordinatorConfig{Logger: log})
+		lines()
+		require.NoError(t, a.lease.RequestHandover(t.Context(), "b")) // which does not run
+		synctest.Wait()
+		time.Sleep(10 * time.Millisecond)
+		require.Equal(t, "level=INFO msg=\"lease has another holder\" lease=reconciler_lease/singleton replica=c holder=\"\" offered_to=b\n", lines())
+	})
+}
+
+func TestTheLogTellsHowLongALeaseWasNotRenewed(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		log, lines := textLog()
+		a := t.start("a", tenure.CoordinatorConfig{Logger: log})
+		a.store.SetHook(testkit.Refuse)
+		time.Sleep(16 * time.Second) // the renewal is due after 10 s
+		a.store.SetHook(nil)
+		lines()
+		time.Sleep(time.Hour)
+		found := regexp.MustCompile(`^level=INFO msg="lease renewed again" lease=reconciler_lease/singleton replica=a holder=a token=\d+ after=(\S+)\n$`).FindStringSubmatch(lines())
+		require.NotNil(t, found)
+		after, err := time.ParseDuration(found[1])
+		require.NoError(t, err)
+		require.True(t, after >= 6*time.Second && after < 10*time.Second, "%v", after) // the deadline is at 20 s
+	})
+}
+
+func TestACauseIsOneLineOfTheLog(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		log, lines := textLog()
+		down := errors.New("failed to connect to `host=db`:\n\t127.0.0.1:5432 (db): dial error\n\t[::1]:5432 (db): dial error")
+		t.store = storetest.Faulty(t.store, func(context.Context, storetest.Call, func(context.Context) error) error { return down })
+		a := t.start("a", tenure.CoordinatorConfig{Logger: log})
+		const want = "failed to connect to `host=db`: 127.0.0.1:5432 (db): dial error; [::1]:5432 (db): dial error"
+		require.Contains(t, lines(), `error="`+want+`"`)
+		require.Equal(t, want, a.Status().LastError)
+	})
+	inBubble(t, func(t *scene) {
+		log, lines := textLog()
+		a := t.start("a", tenure.CoordinatorConfig{Logger: log, Reconcile: func(context.Context) error {
+			return errors.Join(errors.New("no table"), errors.New("no index"))
+		}})
+		time.Sleep(time.Second)
+		require.Contains(t, lines(), `cause="job ended: no table; no index"`)
+		require.Equal(t, "job ended: no table; no index", a.Status().Reason)
+		require.Equal(t, "no table; no index", a.Status().Runs[0].LastError)
+	})
+	inBubble(t, func(t *scene) {
+		a := t.start("a", tenure.CoordinatorConfig{
+			Watch:     func(ctx context.Context) error { <-ctx.Done(); return nil },
+			Reconcile: func(context.Context) error { return errors.New("no table") },
+		})
+		time.Sleep(time.Second)
+		require.Equal(t, "job ended: reconcile: no table", a.Status().Reason, "which of the two")
+	})
+}
+
+// docs/operations.md shows it.
+func TestTheReplicaCanBeLoggedUnderAnotherNameToo(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		log, lines := textLog()
+		name := "a"
+		t.startWith(tenure.LeaseConfig{Holder: name, Logger: log.With("replica_id", name)}, tenure.CoordinatorConfig{}).stop()
+		got := lines()
+		require.NotEmpty(t, got)
+		require.Equal(t, strings.Count(got, "\n"), strings.Count(got, " replica_id=a lease=reconciler_lease/singleton replica=a "), got)
+	})
+}
+
+func TestAttemptsAreLoggedAtLevelDebug(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		var j journal
+		t.store = testkit.Bare(t.store)
+		t.start("a", tenure.CoordinatorConfig{Logger: testkit.Quiet})
+		t.start("b", tenure.CoordinatorConfig{Logger: j.logger(slog.LevelDebug)})
+		time.Sleep(time.Minute)
+		require.InDelta(t, 16, j.take()["DEBUG lease is held by b"], 4, "one each 5 s, jittered")
+	})
+}
+
+func TestAnErrorWhosePortDiffersEachTimeIsLoggedOnce(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		var j journal
+		var port atomic.Int32
+		t.store = storetest.Faulty(t.store, func(context.Context, storetest.Call, func(context.Context) error) error {
+			return fmt.Errorf("read tcp 127.0.0.1:%d: connection reset by peer", 40000+port.Add(1))
+		})
+		t.start("a", tenure.CoordinatorConfig{Logger: j.logger(slog.LevelWarn)})
+		time.Sleep(time.Minute)
+		require.GreaterOrEqual(t, port.Load(), int32(10))
+		require.Equal(t, map[string]int{"WARN failed to acquire lease by a": 1}, j.take())
+	})
+}
+
+// A balancer resets connections, and the server behind it is restarted.
+func TestAnOutageIsLoggedOnceThoughItsTextsAlternate(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		var j journal
+		outage := []error{
+			&net.OpError{Op: "read", Net: "tcp", Err: syscall.ECONNRESET}, io.ErrUnexpectedEOF, &net.OpError{Op: "write", Net: "tcp", Err: syscall.EPIPE},
+			&net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}, &pgconn.PgError{Code: "57P03", Message: "the database system is starting up"},
+		}
+		var calls atomic.Int32
+		down := func(context.Context, storetest.Call, func(context.Context) error) error {
+			return outage[int(calls.Add(1))%len(outage)]
+		}
+		a := t.start("a", tenure.CoordinatorConfig{Logger: j.logger(slog.LevelWarn)})
+		for range 2 { // a second outage is a new one
+			a.store.SetHook(down)
+			time.Sleep(9 * time.Minute)
+			require.Equal(t, map[string]int{"WARN failed to renew lease; retrying by a": 1, "WARN lease lost by a": 1}, j.take())
+			a.store.SetHook(nil)
+			time.Sleep(time.Minute)
+			require.True(t, a.IsHolder())
+			require.Empty(t, a.Status().LastError)
+		}
+		require.GreaterOrEqual(t, calls.Load(), int32(50))
+	})
+}
+
+func TestErrorsThatAlternateAreLoggedOnceEach(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		var j journal
+		errs := []error{&pgconn.PgError{Code: "55P03", Message: "locked"}, errors.New("anything else")}
+		var calls atomic.Int32
+		t.store = storetest.Faulty(t.store, func(context.Context, storetest.Call, func(context.Context) error) error {
+			return errs[int(calls.Add(1))%len(errs)]
+		})
+		t.start("a", tenure.CoordinatorConfig{Logger: j.logger(slog.LevelWarn)})
+		time.Sleep(9 * time.Minute)
+		require.Equal(t, map[string]int{"WARN failed to acquire lease by a": 2}, j.take())
+	})
+}
+
+func TestAnErrorThatIsANilPointerEndsATermInOrder(t *testing.T) {
+	null := func(context.Context) error { return (*url.Error)(nil) }
+	for name, cfg := range map[string]tenure.CoordinatorConfig{
+		"reconcile": {Reconcile: null},
+		"sweep":     {Reconcile: tenure.Every(time.Second, null)},
+		"check": {Check: func(ctx context.Context, role tenure.Role) error {
+			if role == tenure.RoleHolder {
+				return null(ctx)
+			}
+			return nil
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *scene) {
+				a := t.start("a", cfg)
+				time.Sleep(time.Minute)
+				require.NotZero(t, a.Status().Terms)
+			})
+		})
+	}
+}
+
+// Users of package claims don't know that a session is a lease.
+func TestTheLogOfASessionsLeaseSpeaksOfTheSession(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		log, lines := textLog()
+		testkit.Put(t, t.store, tenure.Object{Key: claims.SessionKey("s1"), Payload: []byte("junk")})
+		lease := testkit.NewLease(t, t.store, tenure.LeaseConfig{Key: claims.SessionKey("s1"), Holder: "a", Logger: log})
+		_, err := lease.Read(t.Context())
+		require.NoError(t, err)
+		synctest.Wait()
+		require.Equal(t, 1, strings.Count(lines(), `msg="record of the session cannot be decoded; it counts as held by unknown until it expires" session=s1 replica=a`))
+		obj := testkit.Get(t, t.store, lease.Key())
+		require.NoError(t, t.store.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)))
+		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{})
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		require.NoError(t, c.Hold(ctx, testkit.MustAcquire(t, lease)))
+		require.Regexp(t, `^level=INFO msg="session begun" session=s1 replica=a holder=a token=\d+\n`+
+			`level=INFO msg="session ended" session=s1 replica=a holder=a token=\d+ cause="replica is shutting down"\n$`, lines())
 	})
 }

@@ -11,18 +11,18 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // BenchmarkKeys claims new keys, releases them, claims them again while they are free, and then,
 // in another session, when the first is gone. It reports the memory of a claim, without the key.
 func BenchmarkKeys(b *testing.B) {
 	const n = 100_000
-	url := kit.PostgresURL(b)
-	store := kit.OpenPostgres(b, url, tenure.PostgresConfig{})
-	kit.MigrateClaims(b, store)
+	url := testkit.PostgresURL(b)
+	store := testkit.OpenPostgres(b, url, tenure.PostgresConfig{})
+	testkit.MigrateClaims(b, store)
 	begin := func() (*claims.Keys, func()) {
-		session, err := claims.NewSession(store, claims.SessionConfig{Logger: kit.Quiet})
+		session, err := claims.NewSession(store, claims.SessionConfig{Logger: testkit.Quiet})
 		require.NoError(b, err)
 		keys, err := claims.NewKeys(session, "tenant")
 		require.NoError(b, err)
@@ -73,9 +73,9 @@ func BenchmarkKeys(b *testing.B) {
 // statement takes.
 func BenchmarkLook(b *testing.B) {
 	const n = 1_000_000
-	store := kit.OpenPostgres(b, kit.PostgresURL(b), tenure.PostgresConfig{})
-	kit.MigrateClaims(b, store)
-	session, err := claims.NewSession(store, claims.SessionConfig{TTL: 10 * time.Minute, Logger: kit.Quiet})
+	store := testkit.OpenPostgres(b, testkit.PostgresURL(b), tenure.PostgresConfig{})
+	testkit.MigrateClaims(b, store)
+	session, err := claims.NewSession(store, claims.SessionConfig{TTL: 10 * time.Minute, Logger: testkit.Quiet})
 	require.NoError(b, err)
 	keys, err := claims.NewKeys(session, "tenant")
 	require.NoError(b, err)
@@ -101,11 +101,11 @@ func BenchmarkLook(b *testing.B) {
 func BenchmarkFailover(b *testing.B) {
 	for _, n := range []int{100_000, 1_000_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			url := kit.PostgresURL(b)
-			store, admin := kit.OpenPostgres(b, url, tenure.PostgresConfig{}), kit.PostgresPool(b, url)
-			kit.MigrateClaims(b, store)
-			session := kit.Must(claims.NewSession(store, claims.SessionConfig{TTL: 10 * time.Minute, Logger: kit.Quiet}))
-			keys := kit.Must(claims.NewKeys(session, "tenant"))
+			url := testkit.PostgresURL(b)
+			store, admin := testkit.OpenPostgres(b, url, tenure.PostgresConfig{}), testkit.PostgresPool(b, url)
+			testkit.MigrateClaims(b, store)
+			session := testkit.Must(claims.NewSession(store, claims.SessionConfig{TTL: 10 * time.Minute, Logger: testkit.Quiet}))
+			keys := testkit.Must(claims.NewKeys(session, "tenant"))
 			ctx, cancel := context.WithCancel(context.Background())
 			returned := make(chan struct{})
 			go func() { defer close(returned); _ = session.Run(ctx) }()
@@ -114,10 +114,10 @@ func BenchmarkFailover(b *testing.B) {
 			got, err := keys.TryClaim(b.Context(), names(n)...)
 			require.NoError(b, err)
 			require.Len(b, got, n)
-			kit.ExecPostgres(b, admin, `VACUUM ANALYZE objects_claims`)
+			testkit.ExecPostgres(b, admin, `VACUUM ANALYZE objects_claims`)
 			for b.Loop() {
 				b.StopTimer()
-				kit.ExecPostgres(b, admin, `DELETE FROM objects_claims WHERE abs(hashtext(id)) % 100 = 0`)
+				testkit.ExecPostgres(b, admin, `DELETE FROM objects_claims WHERE abs(hashtext(id)) % 100 = 0`)
 				b.StartTimer()
 				require.NoError(b, keys.Compare())
 			}

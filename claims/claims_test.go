@@ -15,7 +15,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -63,7 +62,7 @@ func TestAKeyIsFreedOnlyAfterItsFuncHasReturned(t *testing.T) {
 		c := a.claimOne("one")
 		returned := a.work(c, time.Minute)
 		synctest.Wait()
-		require.ErrorIs(w, a.keys.Do(w.Context(), c, kit.Succeeds), tenure.ErrInvalid, "a func runs")
+		require.ErrorIs(w, a.keys.Do(w.Context(), c, testkit.Succeeds), tenure.ErrInvalid, "a func runs")
 
 		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
 		defer cancel()
@@ -72,8 +71,8 @@ func TestAKeyIsFreedOnlyAfterItsFuncHasReturned(t *testing.T) {
 		require.NoError(w, a.keys.Release(w.Context(), c))
 		require.ErrorIs(w, <-returned, tenure.ErrResigned)
 		next := b.claimOne("one")
-		require.ErrorIs(w, a.keys.Do(w.Context(), c, kit.Succeeds), tenure.ErrLost)
-		require.NoError(w, b.keys.Do(w.Context(), next, kit.Succeeds))
+		require.ErrorIs(w, a.keys.Do(w.Context(), c, testkit.Succeeds), tenure.ErrLost)
+		require.NoError(w, b.keys.Do(w.Context(), next, testkit.Succeeds))
 		a.claimOne("one") // Do has freed it
 	})
 }
@@ -117,7 +116,7 @@ func TestWhoWaitsHearsOfEachKeyThatACloseFrees(t *testing.T) {
 			ids := names(n)
 			a.claim(ids...)
 			var pages atomic.Int64
-			a.fault(kit.Only("claims.free", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			a.fault(testkit.Only("claims.free", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 				if pages.Add(1) == 2 {
 					time.Sleep(time.Second)
 				}
@@ -149,8 +148,8 @@ func TestACloseFreesSomeKeysWhileItFreesOthers(t *testing.T) {
 		a.claim(names(5000)...)
 		id, began := a.session.ID(), time.Now()
 		var n atomic.Int64
-		slowly := kit.Slowly(each)
-		a.fault(kit.Only("claims.free", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+		slowly := testkit.Slowly(each)
+		a.fault(testkit.Only("claims.free", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			n.Add(1)
 			return slowly(ctx, call, do)
 		}))
@@ -198,7 +197,7 @@ func TestAWaitHasAKeyOfTheDeadBeforeItsRowIsFree(t *testing.T) {
 		a.crash()
 		b.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			if call.Op == "claims.owned" || call.Op == "claims.free" {
-				return kit.Hang(ctx, call, do)
+				return testkit.Hang(ctx, call, do)
 			}
 			return do(ctx)
 		})
@@ -240,7 +239,7 @@ func TestASessionThatOwnedNothingAtTheLastLookIsRemovedWhenItHasExpired(t *testi
 		time.Sleep(9 * time.Second)
 		c := w.start("c")
 		held := c.claimOne("one")
-		c.fault(kit.Only("wake", kit.Refuse))
+		c.fault(testkit.Only("wake", testkit.Refuse))
 		b := w.startWith("b", claims.SessionConfig{PollInterval: time.Hour})
 		got := make(chan []claims.Claim, 1)
 		go func() {
@@ -261,7 +260,7 @@ func TestASlowAnswerDoesNotMakeABurialLate(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		a.claimOne("one")
-		b.fault(kit.Only("claims.sessions", kit.Refuse))
+		b.fault(testkit.Only("claims.sessions", testkit.Refuse))
 		began := time.Now()
 		got := make(chan []claims.Claim, 1)
 		go func() {
@@ -271,7 +270,7 @@ func TestASlowAnswerDoesNotMakeABurialLate(t *testing.T) {
 		time.Sleep(20*time.Second + 100*time.Millisecond)
 		a.crash()
 		time.Sleep(28900 * time.Millisecond)
-		b.fault(kit.Only("claims.sessions", kit.AnswerAfter(400*time.Millisecond)))
+		b.fault(testkit.Only("claims.sessions", testkit.AnswerAfter(400*time.Millisecond)))
 		w.start("c") // which makes b look
 		time.Sleep(400 * time.Millisecond)
 		b.fault(nil)
@@ -285,7 +284,7 @@ func TestAListThatHangsMakesNoBurialLate(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		a.claimOne("one")
-		b.fault(kit.Only("list", kit.Hang))
+		b.fault(testkit.Only("list", testkit.Hang))
 		time.Sleep(10 * ttl) // until it has listed
 		id := a.session.ID()
 		a.crash()
@@ -302,8 +301,8 @@ func TestASweeperThatCannotLookPausesLongerAndLonger(t *testing.T) {
 		a.claimOne("one")
 		ctx, cancel := context.WithTimeout(w.Context(), 2*time.Minute)
 		defer cancel()
-		var traffic kit.Calls
-		b.fault(traffic.Count("", kit.Only("claims.sessions", kit.Refuse)))
+		var traffic testkit.Calls
+		b.fault(traffic.Count("", testkit.Only("claims.sessions", testkit.Refuse)))
 		_, err := b.keys.Claim(ctx, "one")
 		require.ErrorIs(w, err, context.DeadlineExceeded)
 		require.Less(w, traffic.Take()["claims.sessions"], 35)
@@ -354,7 +353,7 @@ func TestAnotherSessionFinishesWhatADeadRemoverBegan(t *testing.T) {
 		id := a.session.ID()
 		a.crash()
 		b := w.start("b")
-		b.fault(kit.Only("claims.free", kit.Hang))
+		b.fault(testkit.Only("claims.free", testkit.Hang))
 		removed := func() bool {
 			_, err := w.store.Get(w.Context(), claims.SessionKey(id))
 			return errors.Is(err, tenure.ErrNotFound)
@@ -416,7 +415,7 @@ func TestHoldingManyKeysCostsOneRenewalPerInterval(t *testing.T) {
 		require.Len(w, a.claim(names(1200)...), 1200)
 		b.claimOne("another")
 		time.Sleep(ttl)
-		var traffic kit.Calls
+		var traffic testkit.Calls
 		a.fault(traffic.Count("", nil))
 		time.Sleep(32 * ttl)
 		counts := traffic.Take()
@@ -439,23 +438,23 @@ func TestALostSessionIsFollowedByAnotherThatRunsNoKeyTwice(t *testing.T) {
 		other := a.claimOne("two")
 		returned := a.work(first, 5*time.Minute) // far too long
 		synctest.Wait()
-		a.fault(kit.Refuse)
+		a.fault(testkit.Refuse)
 		time.Sleep(29 * time.Second)
 		require.False(w, a.keys.Holds(first))
 		a.fault(nil)
 		time.Sleep(6 * time.Second)
 		require.NotEmpty(w, a.session.ID())
 		require.NotEqual(w, first.Session, a.session.ID(), "an ID is never used again")
-		require.ErrorIs(w, a.keys.Do(w.Context(), other, kit.Succeeds), tenure.ErrLost)
+		require.ErrorIs(w, a.keys.Do(w.Context(), other, testkit.Succeeds), tenure.ErrLost)
 
 		b := w.start("b")
 		time.Sleep(time.Minute) // the first session was removed
-		var traffic kit.Calls
+		var traffic testkit.Calls
 		a.fault(traffic.Count("", nil))
 		require.Empty(w, a.claim("one"), "its func still runs")
 		require.Zero(w, traffic.Take()["claims.take"], "it would be taken and given back again and again")
 		again := a.claimOne("two")
-		require.NoError(w, a.keys.Do(w.Context(), again, kit.Succeeds))
+		require.NoError(w, a.keys.Do(w.Context(), again, testkit.Succeeds))
 		w.jobs.forget("a") // it has overstayed
 		b.claimOne("one")
 		require.ErrorIs(w, <-returned, tenure.ErrDeadline)
@@ -466,7 +465,7 @@ func TestAWaitIsWokenWhenTheFuncOfALostSessionReturns(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a := w.startWith("a", claims.SessionConfig{PollInterval: time.Hour})
 		returned := a.work(a.claimOne("one"), 5*time.Minute) // far too long
-		a.fault(kit.Refuse)
+		a.fault(testkit.Refuse)
 		time.Sleep(29 * time.Second)
 		a.fault(nil)
 		time.Sleep(time.Minute) // another session has begun, and the first one was removed
@@ -483,7 +482,7 @@ func TestAWaitIsWokenWhenTheFuncOfALostSessionReturns(t *testing.T) {
 }
 
 func TestAFuncIsToldBeforeItsKeyCanBeClaimed(t *testing.T) {
-	for name, fault := range map[string]storetest.Hook{"refused": kit.Refuse, "hanging": kit.Hang} {
+	for name, fault := range map[string]storetest.Hook{"refused": testkit.Refuse, "hanging": testkit.Hang} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(w *world) {
 				a, b := w.start("a"), w.start("b")
@@ -505,9 +504,9 @@ func TestAClaimWhoseAnswerWasLostIsFoundByTheNext(t *testing.T) {
 		a := w.start("a")
 		time.Sleep(time.Second) // it has swept, and does not look again before the answer is lost
 		a.claimOne("known")
-		a.fault(kit.Only("claims.take", kit.Once(kit.LoseAnswer)))
+		a.fault(testkit.Only("claims.take", testkit.Once(testkit.LoseAnswer)))
 		_, err := a.keys.TryClaim(w.Context(), "one", "two")
-		require.ErrorIs(w, err, kit.ErrReset)
+		require.ErrorIs(w, err, testkit.ErrReset)
 		require.Equal(w, 1, a.keys.Len())
 		c := a.claimOne("one") // it is returned to the next caller
 		require.True(w, a.keys.Holds(c))
@@ -524,15 +523,15 @@ func TestAClaimThatLandsLongAfterItsAnswerWasLostIsFreed(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		a.claimOne("known")
-		a.fault(kit.Only("claims.take", kit.Once(func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+		a.fault(testkit.Only("claims.take", testkit.Once(func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
 			go func() {
 				time.Sleep(35 * time.Second)
 				_ = do(context.WithoutCancel(ctx))
 			}()
-			return kit.ErrReset
+			return testkit.ErrReset
 		})))
 		_, err := a.keys.TryClaim(w.Context(), "one")
-		require.ErrorIs(w, err, kit.ErrReset)
+		require.ErrorIs(w, err, testkit.ErrReset)
 		time.Sleep(36 * time.Second)
 		require.Empty(w, b.claim("one"))
 		time.Sleep(15 * time.Second)
@@ -558,14 +557,14 @@ func TestAfterALostAnswerOnlyItsKeysAreLookedAt(t *testing.T) {
 			}
 		}
 		lose := func(id string) {
-			a.fault(looks(kit.Only("claims.take", kit.Once(kit.LoseAnswer))))
+			a.fault(looks(testkit.Only("claims.take", testkit.Once(testkit.LoseAnswer))))
 			_, err := a.keys.TryClaim(w.Context(), id)
-			require.ErrorIs(w, err, kit.ErrReset)
+			require.ErrorIs(w, err, testkit.ErrReset)
 		}
 		lose("one")
 		time.Sleep(20 * time.Second)
 		lose("two") // for which there is more time
-		var traffic kit.Calls
+		var traffic testkit.Calls
 		a.fault(looks(traffic.Count("", nil)))
 		time.Sleep(3 * ttl)
 		require.Zero(w, traffic.Take()["claims.owned"])
@@ -586,15 +585,15 @@ func TestAClaimThatLandsWhileAnotherOfItsKeyIsBeingFreedIsFreed(t *testing.T) {
 			case "claims.take":
 				time.AfterFunc(arrives[0], func() { _ = do(context.WithoutCancel(ctx)) })
 				arrives = arrives[1:]
-				return kit.ErrReset
+				return testkit.ErrReset
 			case "claims.free":
-				return kit.LoseAnswer(ctx, call, do)
+				return testkit.LoseAnswer(ctx, call, do)
 			}
 			return do(ctx)
 		})
 		for range arrives {
 			_, err := a.keys.TryClaim(w.Context(), "one")
-			require.ErrorIs(w, err, kit.ErrReset)
+			require.ErrorIs(w, err, testkit.ErrReset)
 		}
 		time.Sleep(time.Minute)
 		a.fault(nil)
@@ -624,7 +623,7 @@ func TestAWaitForAKeyOfTheOwnSessionEndsWhenItIsReleased(t *testing.T) {
 }
 
 func TestTheConfigOfASessionHasItsDefaults(t *testing.T) {
-	session, err := claims.NewSession(kit.OpenSQLite(t, ":memory:"), claims.SessionConfig{})
+	session, err := claims.NewSession(testkit.OpenSQLite(t, ":memory:"), claims.SessionConfig{})
 	require.NoError(t, err)
 	cfg := session.Config()
 	require.Equal(t, []time.Duration{30 * time.Second, time.Second, 10 * time.Second, 20 * time.Second, 5 * time.Second},
@@ -634,12 +633,12 @@ func TestTheConfigOfASessionHasItsDefaults(t *testing.T) {
 }
 
 func TestAReleaseIsRepeatedUntilItIsAnswered(t *testing.T) {
-	for name, fault := range map[string]storetest.Hook{"refused": kit.Refuse, "answers lost": kit.LoseAnswer, "hanging": kit.Hang} {
+	for name, fault := range map[string]storetest.Hook{"refused": testkit.Refuse, "answers lost": testkit.LoseAnswer, "hanging": testkit.Hang} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(w *world) {
 				a, b := w.start("a"), w.start("b")
 				got := a.claim("one", "two")
-				a.fault(kit.Only("claims.free", fault))
+				a.fault(testkit.Only("claims.free", fault))
 				ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
 				defer cancel()
 				require.ErrorIs(w, a.keys.Release(ctx, got[0]), context.DeadlineExceeded)
@@ -655,13 +654,13 @@ func TestAReleaseIsRepeatedUntilItIsAnswered(t *testing.T) {
 
 // Close while a claim is under way.
 func TestACloseWaitsForAClaimThatIsUnderWay(t *testing.T) {
-	for name, fault := range map[string]storetest.Hook{"slow request": kit.Slowly(2 * time.Second), "slow answer": kit.AnswerAfter(2 * time.Second)} {
+	for name, fault := range map[string]storetest.Hook{"slow request": testkit.Slowly(2 * time.Second), "slow answer": testkit.AnswerAfter(2 * time.Second)} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(w *world) {
 				a, b := w.start("a"), w.start("b")
 				a.claimOne("known")
-				var traffic kit.Calls
-				a.fault(kit.Only("claims.take", traffic.Count("", fault)))
+				var traffic testkit.Calls
+				a.fault(testkit.Only("claims.take", traffic.Count("", fault)))
 				id, results := a.session.ID(), make(chan error, 2)
 				for _, key := range []string{"one", "two"} { // the second waits for the first
 					go func() {
@@ -686,7 +685,7 @@ func TestACallerThatGivesUpGetsWhatItsStatementHasClaimed(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a := w.start("a")
 		a.claimOne("known")
-		a.fault(kit.Only("claims.take", func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+		a.fault(testkit.Only("claims.take", func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
 			err := do(ctx)
 			select {
 			case <-time.After(2 * time.Second):
@@ -728,7 +727,7 @@ func TestWaitPollsWhereThereAreNoHints(t *testing.T) {
 		p, err := claims.NewSession(struct {
 			tenure.Store
 			backend
-		}{kit.Bare(w.store), w.store}, claims.SessionConfig{Holder: "b", Logger: kit.Quiet})
+		}{testkit.Bare(w.store), w.store}, claims.SessionConfig{Holder: "b", Logger: testkit.Quiet})
 		require.NoError(w, err)
 		keys, err := claims.NewKeys(p, "tenant")
 		require.NoError(w, err)
@@ -815,7 +814,7 @@ func TestBadInputToClaims(t *testing.T) {
 		require.ErrorIs(w, a.keys.Release(w.Context(), mine, got[0]), tenure.ErrLost, "another session's")
 		require.ErrorIs(w, a.keys.Release(w.Context(), claims.Claim{Key: tenure.Key{Type: "other", ID: "x"}}), tenure.ErrInvalid)
 		require.True(w, a.keys.Holds(mine), "none was released")
-		require.ErrorIs(w, a.keys.Do(w.Context(), got[0], kit.Succeeds), tenure.ErrLost)
+		require.ErrorIs(w, a.keys.Do(w.Context(), got[0], testkit.Succeeds), tenure.ErrLost)
 		require.ErrorIs(w, a.keys.Do(w.Context(), mine, nil), tenure.ErrInvalid)
 		require.ErrorIs(w, a.session.Run(w.Context()), tenure.ErrInvalid)
 
@@ -824,7 +823,7 @@ func TestBadInputToClaims(t *testing.T) {
 		require.ErrorIs(w, err, claims.ErrClosed)
 		_, err = b.keys.Claim(w.Context(), "one")
 		require.ErrorIs(w, err, claims.ErrClosed)
-		require.ErrorIs(w, b.keys.Do(w.Context(), got[0], kit.Succeeds), tenure.ErrLost)
+		require.ErrorIs(w, b.keys.Do(w.Context(), got[0], testkit.Succeeds), tenure.ErrLost)
 		require.ErrorIs(w, b.keys.Release(w.Context(), got[0]), tenure.ErrLost)
 
 		_, err = w.store.(*tenure.SQLiteStore).DB().Exec(`DROP TABLE objects_claims`)
@@ -862,7 +861,7 @@ func TestARecordThatNoSessionHasWrittenIsNotLookedAtAllTheTime(t *testing.T) {
 		_, err = w.table.Take(w.Context(), "foreign", "tenant", nil, nil, []string{"one"}, time.Second)
 		require.NoError(w, err)
 		a := w.start("a")
-		var calls kit.Calls
+		var calls testkit.Calls
 		a.fault(calls.Count("", nil))
 		ctx, cancel := context.WithTimeout(w.Context(), 10*time.Minute)
 		defer cancel()
@@ -874,9 +873,9 @@ func TestARecordThatNoSessionHasWrittenIsNotLookedAtAllTheTime(t *testing.T) {
 
 // Another program may have stored anything.
 func TestOnSQLiteARowOfAnyContentIsClaimed(t *testing.T) {
-	store := kit.OpenSQLite(t, filepath.Join(t.TempDir(), "tenure.db"))
+	store := testkit.OpenSQLite(t, filepath.Join(t.TempDir(), "tenure.db"))
 	w := newWorld(t, store)
-	kit.ExecSQL(t, store.DB(), `INSERT INTO objects_claims (kind, id, session, token) VALUES ('tenant', 'junk', NULL, 'junk'), ('tenant', 'blob', x'676f6e65', 7)`)
+	testkit.ExecSQL(t, store.DB(), `INSERT INTO objects_claims (kind, id, session, token) VALUES ('tenant', 'junk', NULL, 'junk'), ('tenant', 'blob', x'676f6e65', 7)`)
 	a := w.start("a")
 	got := a.claim("junk", "blob")
 	require.Len(t, got, 2)
@@ -891,7 +890,7 @@ func TestASessionIsNotHandedOver(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a := w.start("a")
 		a.claimOne("one")
-		lease := kit.NewLease(t, w.store, tenure.LeaseConfig{Key: claims.SessionKey(a.session.ID())})
+		lease := testkit.NewLease(t, w.store, tenure.LeaseConfig{Key: claims.SessionKey(a.session.ID())})
 		require.ErrorIs(w, lease.RequestHandover(w.Context(), "b"), tenure.ErrInvalid)
 		require.ErrorIs(w, lease.RequestRelease(w.Context()), tenure.ErrInvalid)
 		time.Sleep(time.Minute)

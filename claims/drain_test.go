@@ -11,12 +11,12 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // startDrainable starts a process with a Drain.
 func (w *world) startDrainable(name string, cfg claims.SessionConfig) (*process, *tenure.Drain) {
-	cfg.Drain = kit.Must(tenure.NewDrain(w.store, name, kit.Quiet))
+	cfg.Drain = testkit.Must(tenure.NewDrain(w.store, name, testkit.Quiet))
 	ctx, cancel := context.WithCancel(context.Background())
 	ran := make(chan error, 1)
 	go func() { ran <- cfg.Drain.Run(ctx) }()
@@ -83,7 +83,7 @@ func TestADrainedReplicaGivesBackWhatItHasClaimed(t *testing.T) {
 func TestWhatIsTakenWhileAReplicaIsDrainedIsFreedAtOnce(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, drain := w.startDrainable("a", claims.SessionConfig{})
-		a.fault(kit.Only("claims.take", kit.AnswerAfter(time.Second)))
+		a.fault(testkit.Only("claims.take", testkit.AnswerAfter(time.Second)))
 		got := make(chan []claims.Claim, 1)
 		go func() {
 			c, err := a.keys.TryClaim(context.Background(), "one")
@@ -132,7 +132,7 @@ func TestAFuncOfADrainedReplicaIsToldAsItBegins(t *testing.T) {
 func TestASessionOfADrainedReplicaTakesNothingWhenItStarts(t *testing.T) {
 	inBubble(t, func(w *world) {
 		require.NoError(w, tenure.SetDrain(w.Context(), w.store, tenure.Drained{Replica: "a", Left: time.Hour}))
-		drain := kit.Must(tenure.NewDrain(w.store, "a", kit.Quiet))
+		drain := testkit.Must(tenure.NewDrain(w.store, "a", testkit.Quiet))
 		a := w.startWith("a", claims.SessionConfig{Drain: drain})
 		got := make(chan []claims.Claim, 1)
 		go func() {
@@ -159,7 +159,7 @@ func starting(drain *tenure.Drain) chan error {
 func TestStartWaitsForAStatementThatIsUnderWay(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, drain := w.startDrainable("a", claims.SessionConfig{})
-		a.fault(kit.Only("claims.take", kit.AnswerAfter(3*time.Second)))
+		a.fault(testkit.Only("claims.take", testkit.AnswerAfter(3*time.Second)))
 		go func() { _, _ = a.keys.TryClaim(context.Background(), "one") }()
 		synctest.Wait()
 		began := time.Now()

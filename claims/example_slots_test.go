@@ -9,17 +9,17 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // At most four jobs use a GPU at a time, in all processes together.
 func ExampleSlots() {
 	ctx, cancel := context.WithCancel(context.Background())
-	store := kit.Must(tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{}))
+	store := testkit.Must(tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{}))
 	defer store.Close()
 	check(store.Migrate(ctx))
 	check(claims.Migrate(ctx, store))
-	session := kit.Must(claims.NewSession(store, claims.SessionConfig{}))
+	session := testkit.Must(claims.NewSession(store, claims.SessionConfig{}))
 	ended := make(chan error)
 	go func() { ended <- session.Run(ctx) }()
 	train := func(ctx context.Context, gpu int) error {

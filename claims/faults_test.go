@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -29,7 +29,7 @@ func TestKeysUnderFaults(t *testing.T) {
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
-	defer kit.NoteFailure(t, fmt.Sprintf("go test ./claims -run TestKeysUnderFaults -claims.hours=%v -claims.seed=%d -count=50", *simHours, seed))
+	defer testkit.NoteFailure(t, fmt.Sprintf("go test ./claims -run TestKeysUnderFaults -claims.hours=%v -claims.seed=%d -count=50", *simHours, seed))
 	inBubble(t, func(w *world) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		ids := names(6)
@@ -84,7 +84,7 @@ func (p *process) act(ctx context.Context, c claims.Claim) {
 	_ = p.keys.Do(ctx, c, func(ctx context.Context) error {
 		p.begin(c)
 		defer p.end(c)
-		kit.Sleep(ctx, rand.N(time.Minute))
+		testkit.Sleep(ctx, rand.N(time.Minute))
 		time.Sleep(rand.N(8 * time.Second)) // of the 9 s that a func has to return
 		return nil
 	})
@@ -98,11 +98,11 @@ func anyFault(random *rand.Rand) storetest.Hook {
 			time.Sleep(d)
 			_ = do(context.WithoutCancel(ctx))
 		}()
-		return kit.ErrReset
+		return testkit.ErrReset
 	}
 	hooks := []storetest.Hook{
-		nil, nil, nil, kit.Hang, kit.Refuse, kit.LoseAnswer, late, kit.Slowly(d / 10), kit.AnswerAfter(d / 10),
-		kit.Only("claims.take", kit.LoseAnswer), kit.Only("claims.take", late), kit.Only("claims.free", kit.LoseAnswer), kit.Only("claims.free", late), kit.Only("put", kit.Hang),
+		nil, nil, nil, testkit.Hang, testkit.Refuse, testkit.LoseAnswer, late, testkit.Slowly(d / 10), testkit.AnswerAfter(d / 10),
+		testkit.Only("claims.take", testkit.LoseAnswer), testkit.Only("claims.take", late), testkit.Only("claims.free", testkit.LoseAnswer), testkit.Only("claims.free", late), testkit.Only("put", testkit.Hang),
 	}
 	return hooks[random.IntN(len(hooks))]
 }

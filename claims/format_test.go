@@ -7,7 +7,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/proof/golden"
+	"github.com/tenurelib/tenure/internal/testkit/golden"
 )
 
 const formatSession = "0b9c2f6e-7c39-4f3e-9d4e-2f1f4a5b6c7d"

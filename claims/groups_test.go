@@ -15,7 +15,6 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // slowTable has time for so many keys in a statement.
@@ -172,7 +171,7 @@ func TestStatementsAreSlowlyLargerWhenTheDatabaseIsFastAgain(t *testing.T) {
 // claimAll claims keys, and more than once only if an answer was late.
 func (p *process) claimAll(ids []string) (got []claims.Claim) {
 	p.w.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), kit.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	for len(got) < len(ids) {
 		some, err := p.keys.TryClaim(ctx, ids...)
@@ -191,13 +190,13 @@ const slowly = `CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS $$ 
 func TestManyKeysAreClaimedAtAShortTTLThoughTheServerIsSlow(t *testing.T) {
 	testkit.Slow(t)
 	t.Parallel()
-	url := kit.PostgresURL(t)
-	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
-	db := kit.OpenSQL(t, "pgx", url)
-	kit.ExecSQL(t, db, fmt.Sprintf(slowly, "objects_claims"))
+	url := testkit.PostgresURL(t)
+	w := newWorld(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	db := testkit.OpenSQL(t, "pgx", url)
+	testkit.ExecSQL(t, db, fmt.Sprintf(slowly, "objects_claims"))
 	cfg := claims.SessionConfig{TTL: 6 * time.Second} // so a statement has a second
 	a := w.startWith("a", cfg)
-	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	require.NoError(t, a.keys.Release(ctx, a.claimAll(names(1000))...))
 	got := a.claimAll(names(1000))
@@ -205,7 +204,7 @@ func TestManyKeysAreClaimedAtAShortTTLThoughTheServerIsSlow(t *testing.T) {
 
 	w.startWith("b", cfg)
 	a.crash()
-	kit.Await(t, "the rows of a removed session are free", func() bool {
+	testkit.Await(t, "the rows of a removed session are free", func() bool {
 		var owned int
 		require.NoError(t, db.QueryRow(`SELECT count(*) FROM objects_claims WHERE session IS NOT NULL`).Scan(&owned))
 		return owned == 0
@@ -217,7 +216,7 @@ func TestManyRowsAreTakenAndFinishedAtAShortTTLThoughTheServerIsSlow(t *testing.
 	t.Parallel()
 	db := rowsOnPostgres(t)
 	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
-	db.exec(kit.Must(tasks.PostgresDDL()))
+	db.exec(testkit.Must(tasks.PostgresDDL()))
 	db.add(1, 600)
 	db.exec(fmt.Sprintf(slowly, "tasks"))
 	a := db.worker(claims.SessionConfig{TTL: 6 * time.Second}, tasks)
@@ -234,5 +233,5 @@ func TestManyRowsAreTakenAndFinishedAtAShortTTLThoughTheServerIsSlow(t *testing.
 		})
 	}
 	all.Wait()
-	kit.Await(t, "all are done", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE status = 'done'`) == 600 })
+	testkit.Await(t, "all are done", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE status = 'done'`) == 600 })
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -59,7 +59,7 @@ type claimsAndRows struct {
 func (b claimsAndRows) Claims() objects.ClaimsTable { return b.claims }
 
 func newWorld(t *testing.T, store tenure.Database) *world {
-	kit.MigrateClaims(t, store)
+	testkit.MigrateClaims(t, store)
 	opened := store.(database)
 	return &world{T: t, store: opened, table: opened.Backend().Claims(), jobs: jobs{t: t, running: map[string]string{}, tokens: map[string]int64{}}}
 }
@@ -67,7 +67,7 @@ func newWorld(t *testing.T, store tenure.Database) *world {
 // inBubble runs a test in virtual time, on SQLite in memory.
 func inBubble(t *testing.T, test func(w *world)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) { test(newWorld(t, kit.OpenSQLite(t, ":memory:"))) })
+	synctest.Test(t, func(t *testing.T) { test(newWorld(t, testkit.OpenSQLite(t, ":memory:"))) })
 }
 
 // process is one that has a session, and its link to the database.
@@ -89,7 +89,7 @@ func (w *world) startWith(name string, cfg claims.SessionConfig) *process {
 	w.Helper()
 	p := &process{w: w, name: name, server: &server{ClaimsTable: w.table}}
 	p.store = storetest.Faulty(withTable{w.store, p.server}, nil)
-	cfg.Holder, cfg.Logger = name, cmp.Or(cfg.Logger, kit.Quiet)
+	cfg.Holder, cfg.Logger = name, cmp.Or(cfg.Logger, testkit.Quiet)
 	var err error
 	p.session, err = claims.NewSession(p.store, cfg)
 	require.NoError(w, err)
@@ -116,7 +116,7 @@ func (p *process) fault(hook storetest.Hook) { p.store.SetHook(hook) }
 func (p *process) crash() {
 	p.dead.Store(true)
 	p.w.jobs.forget(p.name)
-	p.fault(kit.Hang)
+	p.fault(testkit.Hang)
 }
 
 func (p *process) claim(ids ...string) []claims.Claim {
@@ -204,7 +204,7 @@ func (j *jobs) forget(name string) {
 // owned returns the rows that a session owns.
 func (w *world) owned(session string) []objects.Claim {
 	w.Helper()
-	rows, err := w.table.Owned(context.Background(), session, "", "", 1000, kit.Patience)
+	rows, err := w.table.Owned(context.Background(), session, "", "", 1000, testkit.Patience)
 	require.NoError(w, err)
 	return rows
 }

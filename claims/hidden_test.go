@@ -14,28 +14,27 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // claimedWay writes in a transaction that depends on a claim of a key, or of a row.
-type claimedWay func(h *kit.Hidden, rows *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error
+type claimedWay func(h *testkit.Hidden, rows *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error
 
 var keyWays = map[string]claimedWay{
-	"Fenced": func(h *kit.Hidden, _ *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
+	"Fenced": func(h *testkit.Hidden, _ *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
 		if s, ok := h.Store.(*tenure.PostgresStore); ok {
-			return s.Fenced(h.Context(), c, func(tx pgx.Tx) error { return fn(kit.ExecIn(tx)) })
+			return s.Fenced(h.Context(), c, func(tx pgx.Tx) error { return fn(testkit.ExecIn(tx)) })
 		}
-		return h.Store.(*tenure.SQLiteStore).Fenced(h.Context(), c, func(tx *sql.Tx) error { return fn(kit.ExecInSQL(tx)) })
+		return h.Store.(*tenure.SQLiteStore).Fenced(h.Context(), c, func(tx *sql.Tx) error { return fn(testkit.ExecInSQL(tx)) })
 	},
-	"FencedTx": func(h *kit.Hidden, _ *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
-		return tenure.FencedTx(h.Context(), h.Store.(tenure.SQLStore), c, h.SQL, nil, func(tx *sql.Tx) error { return fn(kit.ExecInSQL(tx)) })
+	"FencedTx": func(h *testkit.Hidden, _ *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
+		return tenure.FencedTx(h.Context(), h.Store.(tenure.SQLStore), c, h.SQL, nil, func(tx *sql.Tx) error { return fn(testkit.ExecInSQL(tx)) })
 	},
-	"FenceStatement": func(h *kit.Hidden, _ *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
+	"FenceStatement": func(h *testkit.Hidden, _ *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
 		query, args, err := h.Store.(tenure.SQLStore).FenceStatement(c)
 		require.NoError(h, err)
 		return lastly(h, fn, query, args)
 	},
-	"Fence": func(h *kit.Hidden, _ *workedQueue, c claims.Claim, _ func(exec func(string) error) error) error {
+	"Fence": func(h *testkit.Hidden, _ *workedQueue, c claims.Claim, _ func(exec func(string) error) error) error {
 		store, err := tenure.Fence(h.Store, c)
 		require.NoError(h, err)
 		_, err = store.PutIf(h.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: c.Key.ID}}, tenure.Unconditional())
@@ -44,28 +43,28 @@ var keyWays = map[string]claimedWay{
 }
 
 var rowWays = map[string]claimedWay{
-	"FinishPostgres": func(h *kit.Hidden, rows *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
+	"FinishPostgres": func(h *testkit.Hidden, rows *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
 		if h.IsPostgres() {
-			return rows.FinishPostgres(h.Context(), []claims.Claim{c}, func(tx pgx.Tx) error { return fn(kit.ExecIn(tx)) })
+			return rows.FinishPostgres(h.Context(), []claims.Claim{c}, func(tx pgx.Tx) error { return fn(testkit.ExecIn(tx)) })
 		}
-		return rows.FinishSQLite(h.Context(), []claims.Claim{c}, func(tx *sql.Tx) error { return fn(kit.ExecInSQL(tx)) })
+		return rows.FinishSQLite(h.Context(), []claims.Claim{c}, func(tx *sql.Tx) error { return fn(testkit.ExecInSQL(tx)) })
 	},
-	"FinishStatement": func(h *kit.Hidden, rows *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
+	"FinishStatement": func(h *testkit.Hidden, rows *workedQueue, c claims.Claim, fn func(exec func(string) error) error) error {
 		query, args, err := rows.FinishStatement(c)
 		require.NoError(h, err)
 		return lastly(h, fn, query, args)
 	},
-	"Finish": func(h *kit.Hidden, rows *workedQueue, c claims.Claim, _ func(exec func(string) error) error) error {
+	"Finish": func(h *testkit.Hidden, rows *workedQueue, c claims.Claim, _ func(exec func(string) error) error) error {
 		return rows.Finish(h.Context(), c)
 	},
 }
 
 // lastly runs fn in a transaction of the application's that ends with a statement.
-func lastly(h *kit.Hidden, fn func(exec func(string) error) error, query string, args []any) error {
+func lastly(h *testkit.Hidden, fn func(exec func(string) error) error, query string, args []any) error {
 	tx, err := h.SQL.Begin()
 	require.NoError(h, err)
 	defer tx.Rollback()
-	require.NoError(h, fn(kit.ExecInSQL(tx)))
+	require.NoError(h, fn(testkit.ExecInSQL(tx)))
 	if _, err := tx.Exec(query, args...); err != nil {
 		return tenure.FenceError(err)
 	}
@@ -77,26 +76,26 @@ func TestClaimsAndRowsAreThoseThatWereFoundWhateverHidesThem(t *testing.T) {
 	t.Parallel()
 	for _, within := range []string{"the session", "a transaction"} {
 		t.Run("within "+within, func(t *testing.T) {
-			kit.EachHiding(t, append(slices.Clone(kit.OwnTables), "tasks"), func(h *kit.Hidden) {
+			testkit.EachHiding(t, append(slices.Clone(testkit.OwnTables), "tasks"), func(h *testkit.Hidden) {
 				hiddenClaims(h, within)
 			})
 		})
 	}
 }
 
-func hiddenClaims(h *kit.Hidden, within string) {
+func hiddenClaims(h *testkit.Hidden, within string) {
 	ddl, err := tasks.SQLiteDDL()
 	if h.IsPostgres() {
 		ddl, err = tasks.PostgresDDL()
 	}
 	require.NoError(h, err)
-	kit.ExecSQL(h.T, h.SQL, `CREATE TABLE tasks (id integer NOT NULL PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
-	kit.ExecSQL(h.T, h.SQL, ddl)
-	kit.ExecSQL(h.T, h.SQL, `CREATE TABLE `+h.Real("ledger")+` (way text)`)
+	testkit.ExecSQL(h.T, h.SQL, `CREATE TABLE tasks (id integer NOT NULL PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
+	testkit.ExecSQL(h.T, h.SQL, ddl)
+	testkit.ExecSQL(h.T, h.SQL, `CREATE TABLE `+h.Real("ledger")+` (way text)`)
 	for id := range 40 {
-		kit.ExecSQL(h.T, h.SQL, fmt.Sprintf(`INSERT INTO tasks (id) VALUES (%d)`, id+1))
+		testkit.ExecSQL(h.T, h.SQL, fmt.Sprintf(`INSERT INTO tasks (id) VALUES (%d)`, id+1))
 	}
-	session, err := claims.NewSession(h.Store, claims.SessionConfig{Logger: kit.Quiet})
+	session, err := claims.NewSession(h.Store, claims.SessionConfig{Logger: testkit.Quiet})
 	require.NoError(h, err)
 	keys, err := claims.NewKeys(session, "tenant")
 	require.NoError(h, err)
@@ -126,9 +125,9 @@ func hiddenClaims(h *kit.Hidden, within string) {
 	over := claim("over")
 	h.Copy()
 	stands := claim("stands")
-	kit.ExecSQL(h.T, h.SQL, `UPDATE `+h.Real("objects_claims")+` SET session = NULL WHERE id LIKE 'over: %'`)
+	testkit.ExecSQL(h.T, h.SQL, `UPDATE `+h.Real("objects_claims")+` SET session = NULL WHERE id LIKE 'over: %'`)
 	for way := range rowWays {
-		kit.ExecSQL(h.T, h.SQL, `UPDATE `+h.Real("tasks")+` SET session = NULL, status = 'held' WHERE id = `+over[way].Key.ID)
+		testkit.ExecSQL(h.T, h.SQL, `UPDATE `+h.Real("tasks")+` SET session = NULL, status = 'held' WHERE id = `+over[way].Key.ID)
 	}
 	if within == "the session" {
 		h.HideFromSession()

@@ -14,7 +14,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -36,7 +36,7 @@ func (f *failingOver) failOver() {
 
 func TestASessionWhoseRenewalsAFailoverMayHaveLostIsNotRemovedForATTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db := &failingOver{SQLiteStore: kit.OpenSQLite(t, ":memory:")}
+		db := &failingOver{SQLiteStore: testkit.OpenSQLite(t, ":memory:")}
 		db.failOver()
 		time.Sleep(time.Hour)
 		w := newWorld(t, db)
@@ -79,7 +79,7 @@ type member struct {
 	session *claims.Session
 	keys    *claims.Keys
 	store   *storetest.FaultyStore
-	log     *kit.SyncBuffer
+	log     *testkit.SyncBuffer
 }
 
 func eachFailover(t *testing.T, test func(w *failoverWorld)) {
@@ -91,7 +91,7 @@ func eachFailover(t *testing.T, test func(w *failoverWorld)) {
 }
 
 func (w *failoverWorld) join(ttl time.Duration, hook storetest.Hook) *member {
-	m := &member{store: storetest.Faulty(w.db, hook), log: new(kit.SyncBuffer)}
+	m := &member{store: storetest.Faulty(w.db, hook), log: new(testkit.SyncBuffer)}
 	var err error
 	m.session, err = claims.NewSession(m.store, claims.SessionConfig{TTL: ttl, Logger: logTo(m.log)})
 	require.NoError(w, err)
@@ -206,8 +206,8 @@ func TestARowWhoseTakeAFailoverHasLostIsFinished(t *testing.T) {
 		}
 		w.db.table = &memRows{d: w.db, watcher: noJobsWatcher{}, jobs: jobs}
 		a := w.join(ttl, nil)
-		queue := kit.Must(claims.NewQueue(a.store, claims.QueueConfig{Table: "jobs", Ready: "true", Done: "done = true"}))
-		worker := kit.Must(claims.NewWorker(a.session, queue))
+		queue := testkit.Must(claims.NewQueue(a.store, claims.QueueConfig{Table: "jobs", Ready: "true", Done: "done = true"}))
+		worker := testkit.Must(claims.NewWorker(a.session, queue))
 		rows, err := worker.Take(w.Context(), 3)
 		require.NoError(w, err)
 		require.Len(w, rows, 3)
@@ -266,15 +266,15 @@ func TestNothingIsClaimedBeforeAFailoverHasSettled(t *testing.T) {
 
 func TestNoRowIsTakenForARemoteWorkerBeforeAFailoverHasSettled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db := &failingOver{SQLiteStore: kit.OpenSQLite(t, ":memory:")}
+		db := &failingOver{SQLiteStore: testkit.OpenSQLite(t, ":memory:")}
 		db.failOver()
-		kit.MigrateClaims(t, db)
+		testkit.MigrateClaims(t, db)
 		cfg := claims.QueueConfig{Table: "tasks", Ready: "true"}
-		kit.ExecSQL(t, db.DB(), `CREATE TABLE tasks (id integer PRIMARY KEY)`)
-		queue := kit.Must(claims.NewQueue(db, cfg))
-		kit.ExecSQL(t, db.DB(), kit.Must(cfg.SQLiteDDL()))
-		kit.ExecSQL(t, db.DB(), `INSERT INTO tasks (id) VALUES (1)`)
-		worker := kit.Must(tenure.NewLease(db, tenure.LeaseConfig{Key: claims.SessionKey("w")}))
+		testkit.ExecSQL(t, db.DB(), `CREATE TABLE tasks (id integer PRIMARY KEY)`)
+		queue := testkit.Must(claims.NewQueue(db, cfg))
+		testkit.ExecSQL(t, db.DB(), testkit.Must(cfg.SQLiteDDL()))
+		testkit.ExecSQL(t, db.DB(), `INSERT INTO tasks (id) VALUES (1)`)
+		worker := testkit.Must(tenure.NewLease(db, tenure.LeaseConfig{Key: claims.SessionKey("w")}))
 		_, err := worker.TryAcquire(t.Context())
 		require.NoError(t, err)
 		got, err := queue.TryTakeFor(t.Context(), "w", claims.TakeOptions{N: 1})
@@ -458,7 +458,7 @@ func TestAKindThatCannotBeComparedEndsAlone(t *testing.T) {
 func TestASessionOfARemoteWorkerIsNotResumedBeforeAFailoverHasSettled(t *testing.T) {
 	eachFailover(t, func(w *failoverWorld) {
 		lease := func() *tenure.Lease {
-			return kit.Must(tenure.NewLease(w.db, tenure.LeaseConfig{Key: claims.SessionKey("r"), TTL: ttl}))
+			return testkit.Must(tenure.NewLease(w.db, tenure.LeaseConfig{Key: claims.SessionKey("r"), TTL: ttl}))
 		}
 		term, err := lease().TryAcquire(w.Context())
 		require.NoError(w, err)

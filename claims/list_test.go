@@ -8,7 +8,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 func TestListTellsWhoOwnsWhat(t *testing.T) {
@@ -28,7 +28,7 @@ func TestListTellsWhoOwnsWhat(t *testing.T) {
 		require.NoError(t, err)
 		free := a.claimOne("free")
 		require.NoError(t, a.keys.Release(t.Context(), free))
-		_, err = w.table.Take(t.Context(), "a session that is gone", "tenant", nil, nil, []string{"gone"}, kit.Patience)
+		_, err = w.table.Take(t.Context(), "a session that is gone", "tenant", nil, nil, []string{"gone"}, testkit.Patience)
 		require.NoError(t, err)
 
 		listing, err = a.session.List(t.Context(), "tenant")
@@ -43,7 +43,7 @@ func TestListTellsWhoOwnsWhat(t *testing.T) {
 		require.ElementsMatch(t, append(want, got...), listing.Claims)
 
 		require.NoError(t, a.keys.Forget(t.Context()))
-		rows, err := w.table.Look(t.Context(), "tenant", []string{"one", "two", "three", "free", "gone"}, kit.Patience)
+		rows, err := w.table.Look(t.Context(), "tenant", []string{"one", "two", "three", "free", "gone"}, testkit.Patience)
 		require.NoError(t, err)
 		require.Len(t, rows, 4, "only what is free is forgotten")
 
@@ -87,6 +87,6 @@ func TestAWatchIsWokenWhenKeysAreFreed(t *testing.T) {
 		}
 		require.LessOrEqual(w, time.Since(began), ttl+100*time.Millisecond)
 		require.Equal(w, ttl, b.session.Config().TTL)
-		require.Equal(w, kit.Quiet, b.session.Config().Logger)
+		require.Equal(w, testkit.Quiet, b.session.Config().Logger)
 	})
 }

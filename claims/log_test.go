@@ -21,7 +21,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -37,7 +37,7 @@ func TestASessionLogsEachThingThatAnOutageStopsOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(w *world) {
 				var calls atomic.Int32
-				var log kit.SyncBuffer
+				var log testkit.SyncBuffer
 				a := w.startWith("a", claims.SessionConfig{Logger: logTo(&log)})
 				a.claimOne("one")
 				a.fault(func(_ context.Context, call storetest.Call, _ func(context.Context) error) error {
@@ -64,26 +64,26 @@ func TestASessionLogsEachThingThatAnOutageStopsOnce(t *testing.T) {
 // Users of claims have asked for no lease and no job.
 func TestTheLogOfASessionSpeaksOfTheSession(t *testing.T) {
 	inBubble(t, func(w *world) {
-		var log kit.SyncBuffer
+		var log testkit.SyncBuffer
 		cfg := claims.SessionConfig{Logger: slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 		a, b, c := w.startWith("a", cfg), w.startWith("b", cfg), w.startWith("c", cfg)
 		returned := a.work(a.claimOne("one"), 15*time.Second) // longer than it may take
 		first := a.session.ID()
-		a.fault(kit.Refuse)
+		a.fault(testkit.Refuse)
 		time.Sleep(15 * time.Second)
 		a.fault(nil)
 		time.Sleep(ttl)
-		a.fault(kit.Refuse)
+		a.fault(testkit.Refuse)
 		time.Sleep(2 * ttl)
 		require.ErrorIs(w, <-returned, tenure.ErrDeadline)
 		a.fault(nil)
 		time.Sleep(ttl)
 		a.stop()
-		b.fault(kit.Refuse)
+		b.fault(testkit.Refuse)
 		b.stop()
-		c.fault(kit.Only("put", kit.Refuse)) // so that it does not find out before its end
+		c.fault(testkit.Only("put", testkit.Refuse)) // so that it does not find out before its end
 		key := claims.SessionKey(c.session.ID())
-		record := kit.Get(w.T, w.store, key)
+		record := testkit.Get(w.T, w.store, key)
 		require.NoError(w, w.store.DeleteIf(w.Context(), key, tenure.IfVersion(record.Version)))
 		c.stop()
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // A user of leases alone has no tables of claims, and a queue by itself needs none.
@@ -32,13 +32,13 @@ func TestAQueueByItselfNeedsNoTablesOfClaims(t *testing.T) {
 		const create = `CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`
 		switch store := store.(type) {
 		case *tenure.PostgresStore:
-			kit.ExecPostgres(t, store.Pool(), create)
-			kit.ExecPostgres(t, store.Pool(), kit.Must(tasks.PostgresDDL()))
-			kit.ExecPostgres(t, store.Pool(), `INSERT INTO tasks (id) VALUES (1)`)
+			testkit.ExecPostgres(t, store.Pool(), create)
+			testkit.ExecPostgres(t, store.Pool(), testkit.Must(tasks.PostgresDDL()))
+			testkit.ExecPostgres(t, store.Pool(), `INSERT INTO tasks (id) VALUES (1)`)
 		case *tenure.SQLiteStore:
-			kit.ExecSQL(t, store.DB(), create)
-			kit.ExecSQL(t, store.DB(), kit.Must(tasks.SQLiteDDL()))
-			kit.ExecSQL(t, store.DB(), `INSERT INTO tasks (id) VALUES (1)`)
+			testkit.ExecSQL(t, store.DB(), create)
+			testkit.ExecSQL(t, store.DB(), testkit.Must(tasks.SQLiteDDL()))
+			testkit.ExecSQL(t, store.DB(), `INSERT INTO tasks (id) VALUES (1)`)
 		}
 		queue, err := claims.NewQueue(store, tasks)
 		if err != nil {
@@ -47,7 +47,7 @@ func TestAQueueByItselfNeedsNoTablesOfClaims(t *testing.T) {
 		if err := queue.Check(t.Context()); err != nil {
 			t.Error(err)
 		}
-		kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Key: claims.SessionKey("worker"), TTL: time.Hour}))
+		testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{Key: claims.SessionKey("worker"), TTL: time.Hour}))
 		got, err := queue.TryTakeFor(t.Context(), "worker", claims.TakeOptions{N: 1})
 		if err != nil || len(got) != 1 {
 			t.Fatalf("took %v, error %v", got, err)

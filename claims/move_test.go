@@ -12,7 +12,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // moveTo moves a key to a process, from its present owner.
@@ -46,10 +46,10 @@ func (p *process) untilTold(c claims.Claim) (returned chan error) {
 func TestAMovedClaimIsTheMoversAtOnce(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) tenure.Database{
 		"sqlite": func(t *testing.T) tenure.Database {
-			return kit.OpenSQLite(t, filepath.Join(t.TempDir(), "tenure.db"))
+			return testkit.OpenSQLite(t, filepath.Join(t.TempDir(), "tenure.db"))
 		},
 		"postgres": func(t *testing.T) tenure.Database {
-			return kit.OpenPostgres(t, kit.PostgresURL(t), tenure.PostgresConfig{})
+			return testkit.OpenPostgres(t, testkit.PostgresURL(t), tenure.PostgresConfig{})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -69,7 +69,7 @@ func TestAMovedClaimIsTheMoversAtOnce(t *testing.T) {
 			select {
 			case err := <-returned: // long before any TTL
 				require.ErrorIs(t, err, tenure.ErrLost)
-			case <-time.After(kit.Patience):
+			case <-time.After(testkit.Patience):
 				t.Fatal("its owner is not told")
 			}
 			require.ErrorIs(t, a.keys.Release(t.Context(), one), tenure.ErrLost)
@@ -122,7 +122,7 @@ func TestAnOwnerHearsOfAMoveEvenIfNobodyIsWoken(t *testing.T) {
 					}
 				}
 				returned := a.untilTold(one)
-				b.fault(kit.Only("wake", kit.Refuse))
+				b.fault(testkit.Only("wake", testkit.Refuse))
 				began := time.Now()
 				b.moveTo("one")
 				require.ErrorIs(w, <-returned, tenure.ErrLost)
@@ -138,7 +138,7 @@ func TestAnOwnerHearsOfAMoveEvenIfTheAnswerIsLost(t *testing.T) {
 		a, b := w.start("a"), w.start("b")
 		a.claim(names(3)...)
 		returned := a.untilTold(a.claimOne("one"))
-		a.fault(kit.Only("claims.requested", kit.LoseAnswer))
+		a.fault(testkit.Only("claims.requested", testkit.LoseAnswer))
 		began := time.Now()
 		b.moveTo("one")
 		time.Sleep(time.Second)
@@ -161,7 +161,7 @@ func TestAClaimThatWasMovedBeforeItsAnswerCameIsNotHeld(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		a.claimOne("other")
-		a.fault(kit.Only("claims.take", kit.AnswerAfter(2*time.Second)))
+		a.fault(testkit.Only("claims.take", testkit.AnswerAfter(2*time.Second)))
 		claimed := make(chan []claims.Claim, 1)
 		go func() { claimed <- a.claim("one") }()
 		time.Sleep(time.Second)
@@ -202,7 +202,7 @@ func TestARowWhoseMoveGotNoAnswerIsFreed(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		seen := a.claimOne("one")
-		b.fault(kit.Only("claims.move", kit.LoseAnswer))
+		b.fault(testkit.Only("claims.move", testkit.LoseAnswer))
 		_, err := b.keys.Move(w.Context(), seen)
 		require.Error(w, err)
 		b.fault(nil)

@@ -14,7 +14,6 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // anyNames are names of tables and columns that a statement could take for something else.
@@ -36,14 +35,14 @@ func queueOf(name string) claims.QueueConfig {
 		Table: name, ID: n(0), Session: n(1), Token: n(2), Attempts: n(3), NotBefore: n(4), Requested: n(5), Expires: n(6), Limit: n(7),
 		PerKey: claims.PerKey{Column: n(8), Limit: 2},
 		Ready:  quoted + " < 9", OrderBy: quoted + ", " + objects.Quoted(n(0)), Done: quoted + " = 9", Exhausted: quoted + " = 10", Taken: quoted + " = 1", Released: quoted + " = 0",
-		MaxAttempts: 100, LostBackoff: time.Millisecond, Deadline: time.Hour, PollInterval: 10 * time.Millisecond, Logger: kit.Quiet,
+		MaxAttempts: 100, LostBackoff: time.Millisecond, Deadline: time.Hour, PollInterval: 10 * time.Millisecond, Logger: testkit.Quiet,
 	}
 }
 
 // tryNames uses a queue with such names in every way; lose says whether also a session of it is lost. The database may
 // refuse the names themselves.
 func (db *rowsDB) tryNames(schema string, cfg claims.QueueConfig, lose bool) {
-	ctx, cancel := context.WithTimeout(db.Context(), kit.Patience)
+	ctx, cancel := context.WithTimeout(db.Context(), testkit.Patience)
 	defer cancel()
 	table := objects.Quoted(cfg.Table)
 	if schema != "" {
@@ -130,7 +129,7 @@ func (db *rowsDB) tryNames(schema string, cfg claims.QueueConfig, lose bool) {
 		return
 	}
 	db.removeSession(remote)
-	kit.Await(db.T, "its rows are free", func() bool {
+	testkit.Await(db.T, "its rows are free", func() bool {
 		listed, err := a.rows.List(ctx, "", 9)
 		require.NoError(db, err)
 		return len(listed) == 0
@@ -139,7 +138,7 @@ func (db *rowsDB) tryNames(schema string, cfg claims.QueueConfig, lose bool) {
 
 // claimedFor takes n rows for the session of a remote worker.
 func claimedFor(db *rowsDB, w *worker, session string, n int) (got []claims.Claim) {
-	ctx, cancel := context.WithTimeout(db.Context(), kit.Patience)
+	ctx, cancel := context.WithTimeout(db.Context(), testkit.Patience)
 	defer cancel()
 	for len(got) < n {
 		more, err := w.rows.TakeFor(ctx, session, claims.TakeOptions{N: n - len(got)})
@@ -153,7 +152,7 @@ func claimedFor(db *rowsDB, w *worker, session string, n int) (got []claims.Clai
 // sessionOfRemote begins a session of a remote worker.
 func (db *rowsDB) sessionOfRemote(store tenure.Store) (id string) {
 	id = fmt.Sprint("remote-", time.Now().UnixNano())
-	kit.MustAcquire(db.T, kit.Must(tenure.NewLease(store, tenure.LeaseConfig{Key: claims.SessionKey(id), TTL: time.Hour, Logger: kit.Quiet})))
+	testkit.MustAcquire(db.T, testkit.Must(tenure.NewLease(store, tenure.LeaseConfig{Key: claims.SessionKey(id), TTL: time.Hour, Logger: testkit.Quiet})))
 	return id
 }
 

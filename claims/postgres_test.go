@@ -26,7 +26,6 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // eachServer runs a test on a real Postgres and on a SQLite file. open returns another handle on
@@ -34,13 +33,13 @@ import (
 func eachServer(t *testing.T, test func(t *testing.T, open func() tenure.Database)) {
 	t.Run("postgres", func(t *testing.T) {
 		t.Parallel() // most of these tests wait until something has expired
-		url := kit.PostgresURL(t)
-		test(t, func() tenure.Database { return kit.OpenPostgres(t, url, tenure.PostgresConfig{}) })
+		url := testkit.PostgresURL(t)
+		test(t, func() tenure.Database { return testkit.OpenPostgres(t, url, tenure.PostgresConfig{}) })
 	})
 	t.Run("sqlite", func(t *testing.T) {
 		t.Parallel()
 		path := filepath.Join(t.TempDir(), "tenure.db")
-		test(t, func() tenure.Database { return kit.OpenSQLite(t, path) })
+		test(t, func() tenure.Database { return testkit.OpenSQLite(t, path) })
 	})
 }
 
@@ -88,11 +87,11 @@ func TestProcessesShareKeysOnAServer(t *testing.T) {
 
 // S3.
 func TestTokensIncreaseWhateverTheServersClockSays(t *testing.T) {
-	url := kit.PostgresURL(t)
-	p := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})).start("a")
+	url := testkit.PostgresURL(t)
+	p := newWorld(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{})).start("a")
 	require.NoError(t, p.keys.Release(t.Context(), p.claimOne("one")))
 	ahead := time.Now().Add(time.Hour).UnixMicro()
-	kit.ExecPostgres(t, kit.PostgresPool(t, url), `UPDATE objects_claims SET token = $1`, ahead)
+	testkit.ExecPostgres(t, testkit.PostgresPool(t, url), `UPDATE objects_claims SET token = $1`, ahead)
 	require.Equal(t, ahead+1, p.claimOne("one").Token)
 }
 
@@ -107,7 +106,7 @@ func TestWhatACrashedProcessOwnedIsClaimedOnAServer(t *testing.T) {
 		a.crash()
 		got, err := b.keys.Claim(t.Context(), ids...)
 		require.NoError(t, err)
-		kit.Await(t, "the rows are free or claimed", func() bool { return len(b.w.owned(id)) == 0 })
+		testkit.Await(t, "the rows are free or claimed", func() bool { return len(b.w.owned(id)) == 0 })
 		for len(got) < len(ids) {
 			more, err := b.keys.Claim(t.Context(), ids...)
 			require.NoError(t, err)
@@ -117,8 +116,8 @@ func TestWhatACrashedProcessOwnedIsClaimedOnAServer(t *testing.T) {
 }
 
 func TestAWaitOnPostgresIsWokenByAnotherProcess(t *testing.T) {
-	url := kit.PostgresURL(t)
-	open := func() *world { return newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})) }
+	url := testkit.PostgresURL(t)
+	open := func() *world { return newWorld(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{})) }
 	cfg := claims.SessionConfig{TTL: 10 * time.Minute, PollInterval: 5 * time.Minute}
 	a, b := open().startWith("a", cfg), open().startWith("b", cfg)
 	c := a.claimOne("one")
@@ -132,7 +131,7 @@ func TestAWaitOnPostgresIsWokenByAnotherProcess(t *testing.T) {
 	select {
 	case claimed := <-got:
 		require.Len(t, claimed, 1)
-	case <-time.After(kit.Patience):
+	case <-time.After(testkit.Patience):
 		t.Fatal("not woken")
 	}
 }
@@ -144,7 +143,7 @@ const otherProcess = "TENURE_TEST_OTHER_PROCESS"
 // A process of its own claims a key, and releases it when it is told to.
 func TestOnSQLiteAWaitIsWokenByAnotherProcess(t *testing.T) {
 	if path := os.Getenv(otherProcess); path != "" {
-		p := newWorld(t, kit.OpenSQLite(t, path)).start("other")
+		p := newWorld(t, testkit.OpenSQLite(t, path)).start("other")
 		c := p.claimOne("one")
 		fmt.Println("claimed")
 		_, _ = os.Stdin.Read(make([]byte, 1)) // until it is closed
@@ -152,7 +151,7 @@ func TestOnSQLiteAWaitIsWokenByAnotherProcess(t *testing.T) {
 		return
 	}
 	path := filepath.Join(t.TempDir(), "tenure.db")
-	p := newWorld(t, kit.OpenSQLite(t, path)).startWith("this", claims.SessionConfig{PollInterval: 20 * time.Second})
+	p := newWorld(t, testkit.OpenSQLite(t, path)).startWith("this", claims.SessionConfig{PollInterval: 20 * time.Second})
 	other := osexec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
 	other.Env = append(os.Environ(), otherProcess+"="+path)
 	tell, err := other.StdinPipe()
@@ -165,7 +164,7 @@ func TestOnSQLiteAWaitIsWokenByAnotherProcess(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "claimed\n", line)
 
-	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	began := time.Now()
 	time.AfterFunc(300*time.Millisecond, func() { _ = tell.Close() })
@@ -178,9 +177,9 @@ func TestOnSQLiteAWaitIsWokenByAnotherProcess(t *testing.T) {
 // In transaction mode each transaction may meet another session, without the settings of the last.
 func TestClaimsThroughPgBouncer(t *testing.T) {
 	t.Parallel()
-	direct := kit.PostgresURL(t)
-	url := kit.StartBouncer(t, direct) + "&default_query_exec_mode=exec"
-	open := func() *world { return newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})) }
+	direct := testkit.PostgresURL(t)
+	url := testkit.StartBouncer(t, direct) + "&default_query_exec_mode=exec"
+	open := func() *world { return newWorld(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{})) }
 	cfg := claims.SessionConfig{TTL: 5 * time.Second, PollInterval: 100 * time.Millisecond} // it hears nothing
 	a, b := open().startWith("a", cfg), open().startWith("b", cfg)
 	ids := names(1200)
@@ -200,21 +199,21 @@ func TestClaimsThroughPgBouncer(t *testing.T) {
 	require.Len(t, listing.Claims, 1)
 	a.crash()
 	b.wait("one")
-	_, _, err = b.w.table.Prune(t.Context(), 0, 10, kit.Patience)
+	_, _, err = b.w.table.Prune(t.Context(), 0, 10, testkit.Patience)
 	require.NoError(t, err)
 }
 
 // Without that setting pgx prepares statements, which a pooler may give to others.
 func TestThroughPgBouncerPreparedStatementsWorkOrTheRemedyIsNamed(t *testing.T) {
-	direct := kit.PostgresURL(t)
-	kit.MigrateClaims(t, kit.OpenPostgres(t, direct, tenure.PostgresConfig{}))
-	store := kit.OpenPostgres(t, kit.StartBouncer(t, direct), tenure.PostgresConfig{})
+	direct := testkit.PostgresURL(t)
+	testkit.MigrateClaims(t, testkit.OpenPostgres(t, direct, tenure.PostgresConfig{}))
+	store := testkit.OpenPostgres(t, testkit.StartBouncer(t, direct), tenure.PostgresConfig{})
 	table := store.Backend().Claims()
 	var all sync.WaitGroup
 	for i := range 10 {
 		all.Go(func() {
 			for j := range 20 {
-				_, err := table.Look(t.Context(), "tenant", []string{fmt.Sprint(i, j)}, kit.Patience)
+				_, err := table.Look(t.Context(), "tenant", []string{fmt.Sprint(i, j)}, testkit.Patience)
 				if err != nil && !strings.Contains(err.Error(), "default_query_exec_mode=exec") {
 					t.Error(err)
 				}
@@ -234,8 +233,8 @@ func TestARowThatTheDatabaseRefusesHoldsUpNoOther(t *testing.T) {
 			_, err := store.Pool().Exec(t.Context(), `ALTER TABLE objects_claims ADD CHECK (id <> 't000500'), ADD CHECK (id <> 't000700' OR session IS NOT NULL)`)
 			require.NoError(t, err)
 		case *tenure.SQLiteStore:
-			kit.ExecSQL(t, store.DB(), `CREATE TRIGGER never BEFORE INSERT ON objects_claims WHEN NEW.id = 't000500' BEGIN SELECT RAISE(ABORT, 'never'); END`)
-			kit.ExecSQL(t, store.DB(), `CREATE TRIGGER stuck BEFORE UPDATE ON objects_claims WHEN NEW.id = 't000700' AND NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'stuck'); END`)
+			testkit.ExecSQL(t, store.DB(), `CREATE TRIGGER never BEFORE INSERT ON objects_claims WHEN NEW.id = 't000500' BEGIN SELECT RAISE(ABORT, 'never'); END`)
+			testkit.ExecSQL(t, store.DB(), `CREATE TRIGGER stuck BEFORE UPDATE ON objects_claims WHEN NEW.id = 't000700' AND NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'stuck'); END`)
 		}
 		a, b := w.start("a"), newWorld(t, open()).start("b")
 		ids := names(1200)
@@ -245,7 +244,7 @@ func TestARowThatTheDatabaseRefusesHoldsUpNoOther(t *testing.T) {
 		_, err = a.keys.TryClaim(t.Context(), "t000500")
 		require.ErrorContains(t, err, `the database refuses the key "t000500"`)
 
-		ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+		ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 		defer cancel()
 		require.NoError(t, a.keys.Release(ctx, got...))
 		id := a.session.ID()
@@ -264,18 +263,18 @@ func TestARowThatTheDatabaseRefusesHoldsUpNoOther(t *testing.T) {
 func TestOnPostgresClaimsDoNotWaitForTheApplicationsQueries(t *testing.T) {
 	testkit.Slow(t)
 	t.Parallel()
-	url := kit.PostgresURL(t)
+	url := testkit.PostgresURL(t)
 	config, err := pgxpool.ParseConfig(url)
 	require.NoError(t, err)
 	config.MaxConns = 2
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	store, err := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet})
+	store, err := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: testkit.Quiet})
 	require.NoError(t, err)
 	t.Cleanup(func() { store.Close() })
 	cfg := claims.SessionConfig{TTL: 6 * time.Second}
-	a := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})).startWith("a", cfg)
+	a := newWorld(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{})).startWith("a", cfg)
 	b := newWorld(t, store).startWith("b", cfg)
 	b.claimOne("mine")
 	a.claim("one", "two")
@@ -301,8 +300,8 @@ func TestOnPostgresClaimsDoNotWaitForTheApplicationsQueries(t *testing.T) {
 func TestOnPostgresClaimsDelayNoRenewal(t *testing.T) {
 	testkit.Slow(t)
 	t.Parallel()
-	url := kit.PostgresURL(t)
-	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	url := testkit.PostgresURL(t)
+	w := newWorld(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	p := w.startWith("a", claims.SessionConfig{TTL: 6 * time.Second})
 	p.claimOne("mine")
 	id := p.session.ID()
@@ -310,8 +309,8 @@ func TestOnPostgresClaimsDelayNoRenewal(t *testing.T) {
 	defer many.Wait()
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
 	defer cancel()
-	err := pgx.BeginFunc(ctx, kit.PostgresPool(t, url), func(tx pgx.Tx) error {
-		kit.ExecPostgres(t, tx, `LOCK TABLE objects_claims`)
+	err := pgx.BeginFunc(ctx, testkit.PostgresPool(t, url), func(tx pgx.Tx) error {
+		testkit.ExecPostgres(t, tx, `LOCK TABLE objects_claims`)
 		for range 20 { // each waits for the table
 			many.Go(func() {
 				for ctx.Err() == nil {
@@ -328,22 +327,22 @@ func TestOnPostgresClaimsDelayNoRenewal(t *testing.T) {
 
 // A transaction that hangs before its commit holds up its own key, and no other.
 func TestARowThatIsLockedHoldsUpNoOther(t *testing.T) {
-	url := kit.PostgresURL(t)
-	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	url := testkit.PostgresURL(t)
+	w := newWorld(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	a, b := w.start("a"), w.start("b")
 	got := a.claim("one", "two", "three")
 	require.NoError(t, a.keys.Release(t.Context(), got...))
 
-	tx, err := kit.PostgresPool(t, url).Begin(t.Context())
+	tx, err := testkit.PostgresPool(t, url).Begin(t.Context())
 	require.NoError(t, err)
 	defer tx.Rollback(context.Background())
-	kit.ExecPostgres(t, tx, `SELECT FROM objects_claims WHERE id = 'two' FOR SHARE`)
+	testkit.ExecPostgres(t, tx, `SELECT FROM objects_claims WHERE id = 'two' FOR SHARE`)
 	got = a.claim("one", "two", "three")
 	require.Len(t, got, 2)
-	kit.ExecPostgres(t, tx, `SELECT FROM objects_claims WHERE id = $1 FOR SHARE`, got[0].Key.ID)
+	testkit.ExecPostgres(t, tx, `SELECT FROM objects_claims WHERE id = $1 FOR SHARE`, got[0].Key.ID)
 	released := make(chan error, 1)
 	go func() { released <- a.keys.Release(context.Background(), got...) }()
-	require.Eventually(t, func() bool { return len(b.claim(got[1].Key.ID)) == 1 }, kit.Patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(b.claim(got[1].Key.ID)) == 1 }, testkit.Patience, 10*time.Millisecond)
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.NoError(t, <-released)
 	b.claimOne(got[0].Key.ID)
@@ -351,25 +350,25 @@ func TestARowThatIsLockedHoldsUpNoOther(t *testing.T) {
 }
 
 func TestARoleWithoutRightsHasLeasesAndNoClaims(t *testing.T) {
-	url, owner := kit.AsWorker(t)
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	url, owner := testkit.AsWorker(t)
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	p := newWorld(t, store).start("a")
 	_, err := p.keys.TryClaim(t.Context(), "one")
 	require.ErrorIs(t, err, tenure.ErrSetup)
 	require.ErrorContains(t, err, "permission denied")
 	require.NotEmpty(t, p.session.ID(), "its session is a lease")
 
-	kit.ExecPostgres(t, owner, `DROP TABLE objects_claims`)
-	without := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-	kit.Migrate(t, without)
+	testkit.ExecPostgres(t, owner, `DROP TABLE objects_claims`)
+	without := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	testkit.Migrate(t, without)
 	err = claims.Migrate(t.Context(), without)
 	require.ErrorIs(t, err, tenure.ErrSetup)
 	require.ErrorContains(t, err, "permission denied")
 	_, err = p.keys.TryClaim(t.Context(), "one")
 	require.ErrorIs(t, err, tenure.ErrSetup)
 	require.ErrorContains(t, err, "call claims.Migrate once")
-	kit.MigrateClaims(t, kit.OpenPostgres(t, strings.Replace(url, "worker_"+owner.Config().ConnConfig.Database+"@", "postgres@", 1), tenure.PostgresConfig{}))
-	kit.ExecPostgres(t, owner, `GRANT ALL ON objects_claims, objects_requests TO public`)
+	testkit.MigrateClaims(t, testkit.OpenPostgres(t, strings.Replace(url, "worker_"+owner.Config().ConnConfig.Database+"@", "postgres@", 1), tenure.PostgresConfig{}))
+	testkit.ExecPostgres(t, owner, `GRANT ALL ON objects_claims, objects_requests TO public`)
 	p.claimOne("one")
 }
 
@@ -381,10 +380,10 @@ func TestAFencedWriteIsNeverLate(t *testing.T) {
 	t.Parallel()
 	trials := *raceTrials
 	t.Run("postgres", func(t *testing.T) {
-		url := kit.PostgresURL(t)
-		store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+		url := testkit.PostgresURL(t)
+		store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
 		w := newWorld(t, store)
-		db := kit.OpenSQL(t, "pgx", url)
+		db := testkit.OpenSQL(t, "pgx", url)
 		for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
 			race(w, db, level, "$1", trials/3+1, func(ctx context.Context, c claims.Claim, write func(exec) error) error {
 				return store.Fenced(ctx, c, func(tx pgx.Tx) error {
@@ -403,8 +402,8 @@ func TestAFencedWriteIsNeverLate(t *testing.T) {
 	})
 	t.Run("sqlite", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "tenure.db")
-		store := kit.OpenSQLite(t, file)
-		db := kit.OpenSQL(t, "sqlite", "file:"+file+"?_txlock=immediate&_pragma=busy_timeout(10000)")
+		store := testkit.OpenSQLite(t, file)
+		db := testkit.OpenSQL(t, "sqlite", "file:"+file+"?_txlock=immediate&_pragma=busy_timeout(10000)")
 		race(newWorld(t, store), db, sql.LevelDefault, "?1", trials, func(ctx context.Context, c claims.Claim, write func(exec) error) error {
 			return store.Fenced(ctx, c, func(tx *sql.Tx) error {
 				return write(func(ctx context.Context, query string, args ...any) error {
@@ -434,8 +433,8 @@ func race(w *world, db *sql.DB, level sql.IsolationLevel, placeholder string, tr
 	var committed, refused int
 	for trial := range trials {
 		id, first, next := fmt.Sprint(level, trial), fmt.Sprint("first ", level, trial), fmt.Sprint("next ", level, trial)
-		kit.Put(w, w.store, tenure.Object{Key: claims.SessionKey(first)})
-		rows, err := w.table.Take(ctx, first, "tenant", nil, nil, []string{id}, kit.Patience)
+		testkit.Put(w, w.store, tenure.Object{Key: claims.SessionKey(first)})
+		rows, err := w.table.Take(ctx, first, "tenant", nil, nil, []string{id}, testkit.Patience)
 		require.NoError(w, err)
 		c := claims.Claim{Key: tenure.Key{Type: "tenant", ID: id}, Session: first, Token: rows[0].Token}
 		var both sync.WaitGroup
@@ -520,8 +519,8 @@ func byStatement(ctx context.Context, store tenure.SQLStore, db *sql.DB, level s
 }
 
 func TestBadInputToFences(t *testing.T) {
-	store := kit.OpenSQLite(t, ":memory:")
-	kit.MigrateClaims(t, store)
+	store := testkit.OpenSQLite(t, ":memory:")
+	testkit.MigrateClaims(t, store)
 	good := claims.Claim{Key: tenure.Key{Type: "tenant", ID: "one"}, Session: "s", Token: 1}
 	never := func(*sql.Tx) error { t.Error("called"); return nil }
 	for _, c := range []claims.Claim{{}, {Key: good.Key}, {Key: good.Key, Session: "s"}, {Key: good.Key, Session: "\xff", Token: 1}, {Session: "s", Token: 1}} {
@@ -560,10 +559,10 @@ func TestARefusedRowHoldsUpNeitherFreeNorMissingRows(t *testing.T) {
 func refuseToClaim(t *testing.T, w *world, id string) {
 	switch store := w.store.(type) {
 	case *tenure.PostgresStore:
-		kit.ExecPostgres(t, store.Pool(), fmt.Sprintf(`CREATE FUNCTION never() RETURNS trigger LANGUAGE plpgsql AS $$
+		testkit.ExecPostgres(t, store.Pool(), fmt.Sprintf(`CREATE FUNCTION never() RETURNS trigger LANGUAGE plpgsql AS $$
 			BEGIN IF NEW.id = '%s' THEN RAISE EXCEPTION 'never'; END IF; RETURN NEW; END $$`, id))
-		kit.ExecPostgres(t, store.Pool(), `CREATE TRIGGER never BEFORE INSERT OR UPDATE ON objects_claims FOR EACH ROW EXECUTE FUNCTION never()`)
+		testkit.ExecPostgres(t, store.Pool(), `CREATE TRIGGER never BEFORE INSERT OR UPDATE ON objects_claims FOR EACH ROW EXECUTE FUNCTION never()`)
 	case *tenure.SQLiteStore:
-		kit.ExecSQL(t, store.DB(), fmt.Sprintf(`CREATE TRIGGER never BEFORE INSERT ON objects_claims WHEN NEW.id = '%s' BEGIN SELECT RAISE(ABORT, 'never'); END`, id))
+		testkit.ExecSQL(t, store.DB(), fmt.Sprintf(`CREATE TRIGGER never BEFORE INSERT ON objects_claims WHEN NEW.id = '%s' BEGIN SELECT RAISE(ABORT, 'never'); END`, id))
 	}
 }

@@ -17,14 +17,13 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
 // claimed claims a key as soon as it is free.
 func (p *process) claimed(id string) claims.Claim {
 	p.w.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), kit.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	got, err := p.keys.Claim(ctx, id)
 	require.NoError(p.w, err, "%s is not free", id)
@@ -37,13 +36,13 @@ func (p *process) sql() *sql.DB { return p.w.store.(*tenure.SQLiteStore).DB() }
 func refusing(t *testing.T, db *sql.DB, table string) (allow func()) {
 	t.Helper()
 	if strings.HasSuffix(t.Name(), "postgres") {
-		kit.ExecSQL(t, db, fmt.Sprintf(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+		testkit.ExecSQL(t, db, fmt.Sprintf(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 			BEGIN IF NEW.session IS NULL THEN RAISE EXCEPTION 'no partition for the audit'; END IF; RETURN NEW; END $$;
 			CREATE TRIGGER refuses BEFORE UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION refuse()`, table))
-		return func() { kit.ExecSQL(t, db, `DROP TRIGGER refuses ON `+table) }
+		return func() { testkit.ExecSQL(t, db, `DROP TRIGGER refuses ON `+table) }
 	}
-	kit.ExecSQL(t, db, fmt.Sprintf(`CREATE TRIGGER refuses BEFORE UPDATE ON %s WHEN NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`, table))
-	return func() { kit.ExecSQL(t, db, `DROP TRIGGER refuses`) }
+	testkit.ExecSQL(t, db, fmt.Sprintf(`CREATE TRIGGER refuses BEFORE UPDATE ON %s WHEN NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`, table))
+	return func() { testkit.ExecSQL(t, db, `DROP TRIGGER refuses`) }
 }
 
 func TestKeysThatTheDatabaseRefusesToFreeAreFreedWhenItRefusesNoLonger(t *testing.T) {
@@ -55,7 +54,7 @@ func TestKeysThatTheDatabaseRefusesToFreeAreFreedWhenItRefusesNoLonger(t *testin
 		released, done := a.claim("one", "two"), a.claimOne("three")
 		allow := refusing(t, db, "objects_claims")
 		require.NoError(t, a.keys.Release(t.Context(), released...), "the caller does not wait for it")
-		require.NoError(t, a.keys.Do(t.Context(), done, kit.Succeeds))
+		require.NoError(t, a.keys.Do(t.Context(), done, testkit.Succeeds))
 		require.Len(t, w.owned(a.session.ID()), 3)
 		allow()
 		for _, id := range []string{"one", "two", "three"} {
@@ -69,7 +68,7 @@ func serverDB(t *testing.T, store tenure.Store) *sql.DB {
 	if s, ok := store.(*tenure.SQLiteStore); ok {
 		return s.DB()
 	}
-	return kit.OpenSQL(t, "pgx", store.(*tenure.PostgresStore).Pool().Config().ConnString())
+	return testkit.OpenSQL(t, "pgx", store.(*tenure.PostgresStore).Pool().Config().ConnString())
 }
 
 func TestRowsThatTheDatabaseRefusesToFreeAreFreedWhenItRefusesNoLonger(t *testing.T) {
@@ -82,7 +81,7 @@ func TestRowsThatTheDatabaseRefusesToFreeAreFreedWhenItRefusesNoLonger(t *testin
 		allow := refusing(db.T, db.sql, "tasks")
 		require.NoError(db, a.rows.Release(db.Context(), got[:4]...))
 		for _, c := range got[4:] {
-			require.NoError(db, a.rows.Do(db.Context(), c, kit.Succeeds))
+			require.NoError(db, a.rows.Do(db.Context(), c, testkit.Succeeds))
 		}
 		b.takesNone()
 		allow()
@@ -98,10 +97,10 @@ func TestARowThatTheDatabaseRefusedToFreeIsNotAdopted(t *testing.T) {
 		a := w.start("a")
 		rows := w.rowsOf(a, effect)
 		got := takeOf(w, rows, 1)
-		kit.ExecSQL(t, w.db, `CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
+		testkit.ExecSQL(t, w.db, `CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
 		require.NoError(w, rows.Release(w.Context(), got...))
-		kit.ExecSQL(t, w.db, `DROP TRIGGER refuses`)
-		a.fault(kit.Only("queue.take", kit.Once(kit.LoseAnswer))) // from now on it adopts rows
+		testkit.ExecSQL(t, w.db, `DROP TRIGGER refuses`)
+		a.fault(testkit.Only("queue.take", testkit.Once(testkit.LoseAnswer))) // from now on it adopts rows
 		time.Sleep(time.Second)
 		again := takeOf(w, rows, 1)
 		require.Greater(w, again[0].Token, got[0].Token)
@@ -120,7 +119,7 @@ func TestARowThatIsFreedWhileItIsReadIsNotAdopted(t *testing.T) {
 			switch {
 			case call.Op == "queue.take" && !reads.Load():
 				cancel() // and no call takes again
-				return kit.LoseAnswer(ctx, call, do)
+				return testkit.LoseAnswer(ctx, call, do)
 			case call.Op == "queue.free":
 				time.Sleep(2 * time.Second)
 			case call.Op == "queue.owned" && reads.Load():
@@ -149,7 +148,7 @@ func TestARowThatAStatementMayStillFreeIsNotAdopted(t *testing.T) {
 			switch {
 			case call.Op == "queue.take" && takes.Add(1) == 1:
 				cancel()
-				return kit.LoseAnswer(ctx, call, do)
+				return testkit.LoseAnswer(ctx, call, do)
 			case call.Op == "queue.free" && frees.Add(1) == 1:
 				return late(6*time.Second)(ctx, call, do)
 			}
@@ -157,11 +156,11 @@ func TestARowThatAStatementMayStillFreeIsNotAdopted(t *testing.T) {
 		})
 		_, err := rows.Take(ctx, 1)
 		require.Error(w, err)
-		kit.ExecSQL(t, w.db, `CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
+		testkit.ExecSQL(t, w.db, `CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
 		for frees.Load() < 2 {
 			time.Sleep(time.Second)
 		}
-		kit.ExecSQL(t, w.db, `DROP TRIGGER refuses`)
+		testkit.ExecSQL(t, w.db, `DROP TRIGGER refuses`)
 		got := takeOf(w, rows, 1)
 		time.Sleep(10 * time.Second)
 		require.True(w, rows.Holds(got[0]))
@@ -173,7 +172,7 @@ func TestARowThatAStatementMayStillFreeIsNotAdopted(t *testing.T) {
 func late(d time.Duration) storetest.Hook {
 	return func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
 		time.AfterFunc(d, func() { _ = do(context.WithoutCancel(ctx)) })
-		return kit.ErrReset
+		return testkit.ErrReset
 	}
 }
 
@@ -185,15 +184,15 @@ func TestAStatementThatLandsVeryLateOwnsItsRowsForATTL(t *testing.T) {
 				rows := w.rowsOf(a, effect)
 				time.Sleep(time.Second)
 				held, heldRow := a.claimOne("held"), takeOf(w, rows, 1)[0]
-				a.fault(kit.Only("claims.take", kit.Once(late(by))))
+				a.fault(testkit.Only("claims.take", testkit.Once(late(by))))
 				_, err := a.keys.TryClaim(w.Context(), "one")
-				require.ErrorIs(w, err, kit.ErrReset)
+				require.ErrorIs(w, err, testkit.ErrReset)
 				var takes atomic.Int64
-				a.fault(kit.Only("queue.take", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+				a.fault(testkit.Only("queue.take", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 					if takes.Add(1) == 1 {
 						return late(by)(ctx, call, do)
 					}
-					return kit.Refuse(ctx, call, do)
+					return testkit.Refuse(ctx, call, do)
 				}))
 				ctx, cancel := context.WithTimeout(w.Context(), time.Millisecond)
 				defer cancel()
@@ -220,14 +219,14 @@ func TestAStatementThatLandsLateOnAServerOwnsItsRowsForATTL(t *testing.T) {
 		a, b := newWorld(t, open()).startWith("a", claims.SessionConfig{TTL: 3 * time.Second}), newWorld(t, open()).start("b")
 		a.claimOne("held")
 		landed := make(chan struct{})
-		a.fault(kit.Only("claims.take", kit.Once(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+		a.fault(testkit.Only("claims.take", testkit.Once(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			return late(8*time.Second)(ctx, call, func(ctx context.Context) error {
 				defer close(landed)
 				return a.w.beginTake(ctx, a.session.ID(), "one")
 			})
 		})))
 		_, err := a.keys.TryClaim(t.Context(), "one")
-		require.ErrorIs(t, err, kit.ErrReset)
+		require.ErrorIs(t, err, testkit.ErrReset)
 		<-landed
 		require.Empty(t, b.claim("one", "held"))
 		b.claimed("one")
@@ -237,7 +236,7 @@ func TestAStatementThatLandsLateOnAServerOwnsItsRowsForATTL(t *testing.T) {
 
 // beginTake makes a session the owner of a key.
 func (w *world) beginTake(ctx context.Context, session, id string) error {
-	_, err := w.table.Take(ctx, session, "tenant", nil, nil, []string{id}, kit.Patience)
+	_, err := w.table.Take(ctx, session, "tenant", nil, nil, []string{id}, testkit.Patience)
 	return err
 }
 
@@ -249,7 +248,7 @@ type failover struct {
 }
 
 func beginFailover(t *testing.T, db *sql.DB, table string) failover {
-	kit.ExecSQL(t, db, fmt.Sprintf(`CREATE TABLE standby AS SELECT * FROM %s`, table))
+	testkit.ExecSQL(t, db, fmt.Sprintf(`CREATE TABLE standby AS SELECT * FROM %s`, table))
 	return failover{t, db, table}
 }
 
@@ -267,7 +266,7 @@ func (f failover) end() {
 // reconnect cuts the looks for others off for a while.
 func (w *world) reconnect(processes ...*process) {
 	for _, p := range processes {
-		p.fault(kit.Only("claims.sessions", kit.Refuse))
+		p.fault(testkit.Only("claims.sessions", testkit.Refuse))
 	}
 	time.Sleep(2 * ttl)
 	for _, p := range processes {
@@ -336,12 +335,12 @@ const compareEvery = time.Hour
 
 func TestAfterAFailoverOfAServerAllClaimsAreWhatTheRowsSay(t *testing.T) {
 	t.Parallel()
-	s := kit.StartPostgres(t)
-	open := func() tenure.Database { return kit.OpenPostgres(t, s.URL(), tenure.PostgresConfig{}) }
+	s := testkit.StartPostgres(t)
+	open := func() tenure.Database { return testkit.OpenPostgres(t, s.URL(), tenure.PostgresConfig{}) }
 	w := newWorld(t, open())
 	a, b := w.startWith("a", claims.SessionConfig{TTL: 9 * time.Second}), newWorld(t, open()).startWith("b", claims.SessionConfig{TTL: 9 * time.Second})
 	kept, released := a.claimed("kept"), a.claimed("released")
-	id, db := a.session.ID(), kit.OpenSQL(t, "pgx", s.URL())
+	id, db := a.session.ID(), testkit.OpenSQL(t, "pgx", s.URL())
 	standby := beginFailover(t, db, "objects_claims")
 	require.NoError(t, a.keys.Release(t.Context(), released))
 	undone := a.claimOne("undone")
@@ -424,8 +423,8 @@ func TestALookAtManyRowsEndsOnlyWhatTheRowsDeny(t *testing.T) {
 		ids := names(5000)
 		got := a.claim(ids...)
 		gone := ids[1234]
-		kit.ExecSQL(t, a.sql(), `UPDATE objects_claims SET session = NULL WHERE id = ?`, gone)
-		kit.ExecSQL(t, a.sql(), `INSERT INTO objects_claims (kind, id, session, token) VALUES ('tenant', 'unknown', ?, 5)`, a.session.ID())
+		testkit.ExecSQL(t, a.sql(), `UPDATE objects_claims SET session = NULL WHERE id = ?`, gone)
+		testkit.ExecSQL(t, a.sql(), `INSERT INTO objects_claims (kind, id, session, token) VALUES ('tenant', 'unknown', ?, 5)`, a.session.ID())
 		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			if call.Op == "claims.owned" { // others begin and end meanwhile
 				c, err := a.keys.TryClaim(ctx, fmt.Sprint("new ", time.Now().UnixNano()))
@@ -454,7 +453,7 @@ func TestAClaimThatEndsDuringALookHidesNoneThatItsRowDenies(t *testing.T) {
 		got := a.claim(names(2500)...)
 		slices.SortFunc(got, func(x, y claims.Claim) int { return strings.Compare(x.Key.ID, y.Key.ID) })
 		time.Sleep(time.Minute)
-		kit.ExecSQL(t, a.sql(), `UPDATE objects_claims SET session = NULL WHERE id = ?`, got[2000].Key.ID)
+		testkit.ExecSQL(t, a.sql(), `UPDATE objects_claims SET session = NULL WHERE id = ?`, got[2000].Key.ID)
 		var pages atomic.Int64
 		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			if call.Op == "claims.owned" && pages.Add(1) == 2 {
@@ -491,7 +490,7 @@ func TestALookEndsNoClaimWhoseEndIsNotAnsweredYet(t *testing.T) {
 				require.NoError(w, context.Cause(ctx))
 				return err
 			}))
-			kit.ExecSQL(t, w.db, `UPDATE tasks SET status = 'queued'`)
+			testkit.ExecSQL(t, w.db, `UPDATE tasks SET status = 'queued'`)
 			got = takeOf(w, rows, 1)
 		}
 	})
@@ -503,7 +502,7 @@ func TestAtRestTheRowsAreComparedOnceAnHour(t *testing.T) {
 		a := w.start("a")
 		a.claim(names(2500)...)
 		time.Sleep(time.Minute)
-		var traffic kit.Calls
+		var traffic testkit.Calls
 		a.fault(traffic.Count("", nil))
 		time.Sleep(compareEvery)
 		sent := traffic.Take()
@@ -543,7 +542,7 @@ func TestASessionWhoseClaimsAreAllUndoneHearsOfIt(t *testing.T) {
 		c := a.claimOne("one")
 		returned := a.lost(c)
 		time.Sleep(ttl + time.Second)
-		kit.ExecSQL(t, a.sql(), `DELETE FROM objects_claims`)
+		testkit.ExecSQL(t, a.sql(), `DELETE FROM objects_claims`)
 		time.Sleep(2 * ttl)
 		require.False(w, a.keys.Holds(c))
 		require.ErrorIs(w, <-returned, tenure.ErrLost)
@@ -623,7 +622,7 @@ func TestARowThatWasFinishedUnderAnotherNameOfItsTableIsNotAdopted(t *testing.T)
 			switch {
 			case call.Op == "queue.take" && !reads:
 				reads = true
-				return kit.LoseAnswer(ctx, call, send)
+				return testkit.LoseAnswer(ctx, call, send)
 			case call.Op == "queue.owned":
 				err := send(ctx)
 				select {
@@ -651,7 +650,7 @@ func TestTwoSessionsOfAProcessAreAsTwoProcesses(t *testing.T) {
 			returned <- ofA.Do(w.Context(), got[0], func(context.Context) error { <-goOn; return nil })
 		}()
 		time.Sleep(time.Second)
-		a.fault(kit.Refuse)
+		a.fault(testkit.Refuse)
 		next := takeOf(w, ofB, 1) // although the func has not returned
 		require.NoError(w, ofB.Release(w.Context(), next...))
 		a.fault(nil)
@@ -669,12 +668,12 @@ func TestTwoSessionsOfAProcessAreAsTwoProcesses(t *testing.T) {
 
 // A look that began again at once would spin forever, and the session would never end.
 func TestALookThatIsUnderWayEndsWithItsSession(t *testing.T) {
-	defer time.AfterFunc(kit.Patience, func() { panic("a look spins") }).Stop() // no virtual time passes while it does
+	defer time.AfterFunc(testkit.Patience, func() { panic("a look spins") }).Stop() // no virtual time passes while it does
 	closeDuring := func(w *world, a *process, op string) {
 		closing, closed := make(chan struct{}), make(chan struct{})
-		a.fault(kit.Only(op, kit.Once(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+		a.fault(testkit.Only(op, testkit.Once(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			close(closing)
-			return kit.AnswerAfter(time.Second)(ctx, call, do)
+			return testkit.AnswerAfter(time.Second)(ctx, call, do)
 		})))
 		go func() { defer close(closed); <-closing; a.stop() }()
 		<-closed
@@ -690,7 +689,7 @@ func TestALookThatIsUnderWayEndsWithItsSession(t *testing.T) {
 	t.Run("of rows that are in doubt", func(t *testing.T) {
 		inBubble(t, func(w *world) {
 			a := w.start("a")
-			a.fault(kit.Only("claims.take", kit.LoseAnswer))
+			a.fault(testkit.Only("claims.take", testkit.LoseAnswer))
 			for some := range slices.Chunk(names(2500), 1000) { // as many as a statement takes
 				_, err := a.keys.TryClaim(w.Context(), some...)
 				require.Error(w, err)

@@ -12,7 +12,6 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -36,7 +35,7 @@ func (p *process) request(ids ...string) {
 
 func (p *process) wait(id string) claims.Claim {
 	p.w.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), kit.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	got, err := p.keys.Claim(ctx, id)
 	require.NoError(p.w, err)
@@ -72,7 +71,7 @@ func TestARequestIsFoundEvenIfNobodyIsWoken(t *testing.T) {
 		a, b := w.start("a"), w.start("b")
 		a.work(a.claimOne("one"), 0)
 		time.Sleep(time.Second)
-		b.fault(kit.Only("wake", kit.Refuse))
+		b.fault(testkit.Only("wake", testkit.Refuse))
 		b.request("one")
 		time.Sleep(time.Second)
 		require.Empty(w, b.claim("one"))
@@ -155,7 +154,7 @@ func TestRequestsCostNothingPerClaim(t *testing.T) {
 			a.work(c, 0)
 		}
 		time.Sleep(time.Second)
-		var traffic kit.Calls
+		var traffic testkit.Calls
 		a.fault(traffic.Count("", nil))
 		b.request(ids...)
 		time.Sleep(5 * time.Second)
@@ -169,7 +168,7 @@ func TestARequestThatIsReadLateDoesNotEndALaterClaim(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		c := a.claimOne("one")
-		a.fault(kit.Only("claims.requested", kit.AnswerAfter(5*time.Second)))
+		a.fault(testkit.Only("claims.requested", testkit.AnswerAfter(5*time.Second)))
 		b.request("one")
 		time.Sleep(time.Second)
 		require.NoError(w, a.keys.Release(w.Context(), c))
@@ -186,20 +185,20 @@ func TestAKeyIsGivenBackOnAServer(t *testing.T) {
 		a, b := newWorld(t, open()).startWith("a", cfg), newWorld(t, open()).startWith("b", cfg)
 		a.claim(names(50)...)
 		returned := a.work(a.claimOne("one"), 0)
-		b.fault(kit.Only("wake", kit.Refuse))
+		b.fault(testkit.Only("wake", testkit.Refuse))
 		b.request("one", "two")
 		b.wait("one")
 		require.ErrorIs(t, <-returned, tenure.ErrResigned)
 		require.Equal(t, 50, a.keys.Len())
-		rows, err := b.w.table.Wanted(t.Context(), b.session.ID(), objects.Claim{}, 10, kit.Patience)
+		rows, err := b.w.table.Wanted(t.Context(), b.session.ID(), objects.Claim{}, 10, testkit.Patience)
 		require.NoError(t, err)
 		require.Empty(t, rows, "the next owner was not asked")
 	})
 }
 
 func TestOnPostgresARequestIsHeardAtOnce(t *testing.T) {
-	url := kit.PostgresURL(t)
-	open := func() *world { return newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{})) }
+	url := testkit.PostgresURL(t)
+	open := func() *world { return newWorld(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{})) }
 	cfg := claims.SessionConfig{TTL: 10 * time.Minute}
 	a, b := open().startWith("a", cfg), open().startWith("b", cfg)
 	returned := a.work(a.claimOne("one"), 0)
@@ -213,15 +212,15 @@ func wantResigned(t *testing.T, returned chan error) {
 	select {
 	case err := <-returned:
 		require.ErrorIs(t, err, tenure.ErrResigned)
-	case <-time.After(kit.Patience):
+	case <-time.After(testkit.Patience):
 		t.Fatal("not told")
 	}
 }
 
 // Fenced writes that overlap lock the row of their claim without a gap.
 func TestFencedWritesDelayNoRequest(t *testing.T) {
-	url := kit.PostgresURL(t)
-	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	url := testkit.PostgresURL(t)
+	w := newWorld(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	a, b := w.start("a"), w.start("b")
 	c, told := a.claimOne("one"), make(chan struct{})
 	go func() {
@@ -231,14 +230,14 @@ func TestFencedWritesDelayNoRequest(t *testing.T) {
 			return nil
 		})
 	}()
-	tx, err := kit.PostgresPool(t, url).Begin(t.Context())
+	tx, err := testkit.PostgresPool(t, url).Begin(t.Context())
 	require.NoError(t, err)
 	defer tx.Rollback(context.Background())
-	kit.ExecPostgres(t, tx, `SELECT FROM objects_claims WHERE id = 'one' FOR SHARE`)
+	testkit.ExecPostgres(t, tx, `SELECT FROM objects_claims WHERE id = 'one' FOR SHARE`)
 	b.request("one")
 	select {
 	case <-told:
-	case <-time.After(kit.Patience):
+	case <-time.After(testkit.Patience):
 		t.Fatal("not told")
 	}
 	require.Empty(t, b.claim("one"), "the write is still under way")
@@ -250,7 +249,7 @@ func TestFencedWritesDelayNoRequest(t *testing.T) {
 func TestRequestsForClaimsThatHaveEndedAreDeleted(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
-		a.fault(kit.Only("claims.requested", kit.Refuse))
+		a.fault(testkit.Only("claims.requested", testkit.Refuse))
 		for range 5 {
 			c := a.claimOne("one")
 			b.request("one")

@@ -10,7 +10,6 @@ import (
 
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -83,7 +82,7 @@ func TestAnAttemptCountsOnlyIfItFailed(t *testing.T) {
 		db.exec(`UPDATE tasks SET attempts = 3, not_before = NULL`)
 		w := db.worker(claims.SessionConfig{}, limited)
 		w.takesNone()
-		kit.Await(db.T, "it has failed", func() bool {
+		testkit.Await(db.T, "it has failed", func() bool {
 			return db.count(`SELECT count(*) FROM tasks WHERE status = 'failed' AND attempts = 4`) == 1
 		})
 	})
@@ -106,9 +105,9 @@ func TestTheAttemptOfATakeWhoseAnswerWasLostIsTakenBack(t *testing.T) {
 		a := w.start("a")
 		rows := w.rowsOf(a, effect)
 		ctx, cancel := context.WithCancel(context.Background())
-		a.fault(kit.Only("queue.take", kit.Once(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
+		a.fault(testkit.Only("queue.take", testkit.Once(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
 			cancel()
-			return kit.LoseAnswer(ctx, call, send)
+			return testkit.LoseAnswer(ctx, call, send)
 		})))
 		_, err := rows.Take(ctx, 2)
 		require.Error(w, err)
@@ -127,7 +126,7 @@ func TestACallerWhoAsksAgainForARowWhoseAnswerWasLostHasItsFirstAttempt(t *testi
 		rows := w.rowsOf(a, cfg)
 		earlier := must(rows.TryClaim(w.Context(), "2"))(w.T)
 		time.Sleep(time.Second)
-		a.fault(kit.Only("queue.take", kit.Once(kit.LoseAnswer)))
+		a.fault(testkit.Only("queue.take", testkit.Once(testkit.LoseAnswer)))
 		ctx, cancel := context.WithTimeout(w.Context(), ttl)
 		defer cancel()
 		got := must(rows.Claim(ctx, "1"))(w.T)
@@ -187,7 +186,7 @@ func TestTheRowsOfALostSessionRest(t *testing.T) {
 		require.NoError(db, err)
 		before := time.Now()
 		db.removeSession("gone")
-		kit.Await(db.T, "the rows are free", func() bool {
+		testkit.Await(db.T, "the rows are free", func() bool {
 			w.takesNone()
 			return db.count(`SELECT count(*) FROM tasks WHERE session IS NULL`) == 20
 		})
@@ -220,7 +219,7 @@ func TestARowMayHaveALimitOfItsOwn(t *testing.T) {
 		for round := range 8 {
 			got := []claims.Claim(nil)
 			if round%2 == 0 {
-				got = kit.Must(w.rows.TryTakeFor(db.Context(), remote, claims.TakeOptions{N: 9}))
+				got = testkit.Must(w.rows.TryTakeFor(db.Context(), remote, claims.TakeOptions{N: 9}))
 			} else {
 				ctx, cancel := context.WithTimeout(db.Context(), 300*time.Millisecond)
 				got, _ = w.rows.Take(ctx, 9)
@@ -233,7 +232,7 @@ func TestARowMayHaveALimitOfItsOwn(t *testing.T) {
 			time.Sleep(2 * time.Millisecond)
 		}
 		require.Equal(db, map[string][]int{"1": {1}, "2": {1, 2, 3}, "3": {1, 2}}, tried)
-		kit.Await(db.T, "all have failed", func() bool {
+		testkit.Await(db.T, "all have failed", func() bool {
 			return db.count(`SELECT count(*) FROM tasks WHERE status = 'failed' AND session IS NULL`) == 3
 		})
 	})

@@ -14,8 +14,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/golden"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit/golden"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -43,7 +42,7 @@ func TestGivenRowsAreClaimedIfTheyAreFreeAndReady(t *testing.T) {
 		require.Equal(db, []string{"5"}, takenIDs(got), "1 is released for later, 2 not ready, 3 another's, 4 tried too often, and 70 does not exist")
 		require.Equal(db, 1, got[0].Attempt)
 		require.True(db, got[0].Row && a.rows.Holds(got[0]))
-		kit.Await(db.T, "the row that was tried too often is retired", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE id = 4 AND status = 'dead'`) == 1 })
+		testkit.Await(db.T, "the row that was tried too often is retired", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE id = 4 AND status = 'dead'`) == 1 })
 		again, err := a.rows.TryClaim(db.Context(), "5")
 		require.NoError(db, err)
 		require.Empty(db, again, "the session has it")
@@ -100,7 +99,7 @@ func TestTheRowOfACrashedProcessCanBeClaimedByName(t *testing.T) {
 		a, b := db.worker(claims.SessionConfig{}, tasks), db.worker(claims.SessionConfig{}, tasks)
 		old := a.take(2)
 		db.removeSession(a.session.ID())
-		ctx, cancel := context.WithTimeout(db.Context(), kit.Patience)
+		ctx, cancel := context.WithTimeout(db.Context(), testkit.Patience)
 		defer cancel()
 		got, err := b.rows.Claim(ctx, "2")
 		require.NoError(db, err)
@@ -111,13 +110,13 @@ func TestTheRowOfACrashedProcessCanBeClaimedByName(t *testing.T) {
 // The answer to the statement that took a row is lost. The next claim by name gets the row all the same.
 func TestAGivenRowWhoseClaimWasNotAnsweredIsClaimedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, kit.OpenSQLite(t, ":memory:"))
+		w := newWorld(t, testkit.OpenSQLite(t, ":memory:"))
 		sqlite := w.store.(*tenure.SQLiteStore)
-		kit.ExecSQL(t, sqlite.DB(), fmt.Sprintf(createTasks, "integer"))
+		testkit.ExecSQL(t, sqlite.DB(), fmt.Sprintf(createTasks, "integer"))
 		ddl, err := tasks.SQLiteDDL()
 		require.NoError(t, err)
-		kit.ExecSQL(t, sqlite.DB(), ddl)
-		kit.ExecSQL(t, sqlite.DB(), `INSERT INTO tasks (id) VALUES (1)`)
+		testkit.ExecSQL(t, sqlite.DB(), ddl)
+		testkit.ExecSQL(t, sqlite.DB(), `INSERT INTO tasks (id) VALUES (1)`)
 		p := w.start("a")
 		rows, err := newRows(p.session, tasks)
 		require.NoError(t, err)
@@ -243,7 +242,7 @@ func TestAQueueThatIsWorkedOnRegistersItself(t *testing.T) {
 		require.ErrorIs(db, err, tenure.ErrNotFound)
 		a.take(1)
 		var record tenure.Object
-		kit.Await(db.T, "the queue is registered", func() bool {
+		testkit.Await(db.T, "the queue is registered", func() bool {
 			record, err = a.store.Get(db.Context(), key)
 			return err == nil
 		})
@@ -261,7 +260,7 @@ func TestAQueueThatIsWorkedOnRegistersItself(t *testing.T) {
 		other.Token = "fence"
 		db.exec(`ALTER TABLE tasks RENAME COLUMN token TO fence`)
 		db.worker(claims.SessionConfig{}, other).take(1)
-		kit.Await(db.T, "the other column is registered", func() bool {
+		testkit.Await(db.T, "the other column is registered", func() bool {
 			now, err = a.store.Get(db.Context(), key)
 			return err == nil && strings.Contains(string(now.Payload), `"token":"fence"`)
 		})

@@ -19,7 +19,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // commitCutter is a proxy that breaks a connection when the client sends COMMIT.
@@ -107,13 +106,13 @@ func rowsBehind(t *testing.T, server string) (*rowsDB, *commitCutter) {
 	query := u.Query()
 	query.Set("default_query_exec_mode", "exec") // the proxy has to see the text of each statement
 	u.RawQuery = query.Encode()
-	db.open = func() tenure.Database { return kit.OpenPostgres(t, u.String(), tenure.PostgresConfig{}) }
+	db.open = func() tenure.Database { return testkit.OpenPostgres(t, u.String(), tenure.PostgresConfig{}) }
 	return db, proxy
 }
 
 // The connection breaks when COMMIT was sent, or before it arrives.
 func TestTheOutcomeOfAnUnansweredCommitIsLookedUp(t *testing.T) {
-	db, proxy := rowsBehind(t, kit.PostgresURL(t))
+	db, proxy := rowsBehind(t, testkit.PostgresURL(t))
 	db.add(1, 2)
 	w := db.worker(claims.SessionConfig{}, tasks)
 	for _, c := range w.take(2) {
@@ -148,17 +147,17 @@ func TestAFuncThatEndsItsTransactionBySQLIsNeverToldThatItsRowIsFinished(t *test
 			id++
 			db.add(id, id)
 			return db.finish(w.rows, w.take(1), func(exec exec) error {
-				return errors.Join(kit.SendEnding(db.Context(), ending, func(ctx context.Context, query string) error { return exec(ctx, query) }),
+				return errors.Join(testkit.SendEnding(db.Context(), ending, func(ctx context.Context, query string) error { return exec(ctx, query) }),
 					exec(db.Context(), fmt.Sprintf(`UPDATE tasks SET result = 'x' WHERE id = %d`, id)))
 			})
 		}
-		for _, ending := range kit.TxEndings {
+		for _, ending := range testkit.TxEndings {
 			if db.pool == nil && strings.Contains(ending, "CHAIN") {
 				continue
 			}
 			require.Error(db, try(ending), ending)
 		}
-		for _, harmless := range kit.HarmlessSQL {
+		for _, harmless := range testkit.HarmlessSQL {
 			require.NoError(db, try(harmless), harmless)
 		}
 	})
@@ -169,8 +168,8 @@ func TestAFuncThatEndsItsTransactionBySQLIsNeverToldThatItsRowIsFinished(t *test
 func TestACommitOfAnotherTransactionWithTheSameXidProvesNothing(t *testing.T) {
 	testkit.Slow(t)
 	t.Parallel()
-	for how, crash := range map[string]func(s *kit.PostgresServer, backend int) error{
-		"a backend crashes": func(s *kit.PostgresServer, backend int) error {
+	for how, crash := range map[string]func(s *testkit.PostgresServer, backend int) error{
+		"a backend crashes": func(s *testkit.PostgresServer, backend int) error {
 			witness, err := pgx.Connect(context.Background(), s.URL())
 			if err != nil {
 				return err
@@ -185,7 +184,7 @@ func TestACommitOfAnotherTransactionWithTheSameXidProvesNothing(t *testing.T) {
 			}
 			return err
 		},
-		"the server restarts": func(s *kit.PostgresServer, _ int) error { return s.Restart("immediate") },
+		"the server restarts": func(s *testkit.PostgresServer, _ int) error { return s.Restart("immediate") },
 	} {
 		t.Run(how, func(t *testing.T) {
 			for range 10 {
@@ -200,8 +199,8 @@ func TestACommitOfAnotherTransactionWithTheSameXidProvesNothing(t *testing.T) {
 
 // xidReused reports whether another transaction got the xid. It does not if something that
 // committed before the crash has made the server keep it.
-func xidReused(t *testing.T, crash func(s *kit.PostgresServer, backend int) error) bool {
-	s := kit.StartPostgres(t, "wal_writer_delay=10000ms") // it would keep the xid, too
+func xidReused(t *testing.T, crash func(s *testkit.PostgresServer, backend int) error) bool {
+	s := testkit.StartPostgres(t, "wal_writer_delay=10000ms") // it would keep the xid, too
 	db, proxy := rowsBehind(t, s.URL())
 	db.add(1, 1)
 	w := db.worker(claims.SessionConfig{}, tasks)
@@ -236,7 +235,7 @@ func xidReused(t *testing.T, crash func(s *kit.PostgresServer, backend int) erro
 func TestACommitOnAnotherServerProvesNothing(t *testing.T) {
 	testkit.Slow(t)
 	t.Parallel()
-	first, next := kit.StartPostgres(t), kit.StartPostgres(t)
+	first, next := testkit.StartPostgres(t), testkit.StartPostgres(t)
 	db, proxy := rowsBehind(t, first.URL())
 	db.add(1, 1)
 	w := db.worker(claims.SessionConfig{}, tasks)

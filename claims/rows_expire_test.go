@@ -9,14 +9,14 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // A session that never began is given no rows.
 func TestNothingIsTakenForASessionWithoutARecord(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 2)
-		rows := kit.Must(newRows(kit.Must(claims.NewSession(db.open(), claims.SessionConfig{Logger: kit.Quiet})), tasks))
+		rows := testkit.Must(newRows(testkit.Must(claims.NewSession(db.open(), claims.SessionConfig{Logger: testkit.Quiet})), tasks))
 		for _, n := range []int{1, 2} {
 			got, err := rows.TryTakeFor(db.Context(), "never", claims.TakeOptions{N: n})
 			require.ErrorIs(db, err, tenure.ErrLost)
@@ -24,7 +24,7 @@ func TestNothingIsTakenForASessionWithoutARecord(t *testing.T) {
 			require.Empty(db, got)
 		}
 		require.Equal(db, 2, db.count(`SELECT count(*) FROM tasks WHERE session IS NULL AND attempts = 0 AND token = 0`))
-		require.Equal(db, []string{"1", "2"}, takenIDs(kit.Must(rows.TryTakeFor(db.Context(), db.remote("r", time.Hour), claims.TakeOptions{N: 9}))))
+		require.Equal(db, []string{"1", "2"}, takenIDs(testkit.Must(rows.TryTakeFor(db.Context(), db.remote("r", time.Hour), claims.TakeOptions{N: 9}))))
 		waited := make(chan error, 1)
 		go func() {
 			_, err := rows.TakeFor(db.Context(), "r", claims.TakeOptions{N: 1})
@@ -47,7 +47,7 @@ func TestAClaimOfARemoteWorkerExpires(t *testing.T) {
 		server := db.worker(claims.SessionConfig{}, expiring)
 		one, two := db.remote("one", time.Hour), db.remote("two", time.Hour)
 		before := time.Now()
-		got := kit.Must(server.rows.TryTakeFor(db.Context(), one, claims.TakeOptions{N: 2}))
+		got := testkit.Must(server.rows.TryTakeFor(db.Context(), one, claims.TakeOptions{N: 2}))
 		require.WithinRange(db, db.millis("expires_at", 1), before.Add(expiring.Deadline-5*time.Millisecond), time.Now().Add(expiring.Deadline+5*time.Millisecond))
 		require.NoError(db, server.rows.Extend(db.Context(), time.Hour, got[1]))
 		until := db.millis("expires_at", 2)
@@ -59,9 +59,9 @@ func TestAClaimOfARemoteWorkerExpires(t *testing.T) {
 		require.Equal(db, 1, db.count(`SELECT count(*) FROM tasks WHERE id = 3 AND expires_at IS NULL AND session IS NOT NULL`))
 		require.NoError(db, server.rows.Finish(db.Context(), own...))
 		require.NoError(db, server.rows.Extend(db.Context(), time.Millisecond, got[0]))
-		ctx, cancel := context.WithTimeout(db.Context(), kit.Patience)
+		ctx, cancel := context.WithTimeout(db.Context(), testkit.Patience)
 		defer cancel()
-		next := kit.Must(server.rows.TakeFor(ctx, two, claims.TakeOptions{N: 9}))
+		next := testkit.Must(server.rows.TakeFor(ctx, two, claims.TakeOptions{N: 9}))
 		require.Equal(db, []string{"1"}, takenIDs(next))
 		require.Equal(db, 2, next[0].Attempt, "an attempt that expired is used")
 
@@ -73,12 +73,12 @@ func TestAClaimOfARemoteWorkerExpires(t *testing.T) {
 		require.NoError(db, server.rows.Finish(db.Context(), got[1]))
 
 		require.NoError(db, server.rows.Extend(db.Context(), time.Millisecond, next...))
-		kit.Await(db.T, "it is freed although no call asks for rows", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == 0 })
+		testkit.Await(db.T, "it is freed although no call asks for rows", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == 0 })
 		require.Equal(db, []string{"1"}, takenIDs(server.take(1)))
 		server.takesNone()
 		require.Equal(db, 1, db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL AND expires_at IS NULL`), "the time of a former claim does not count")
 		db.add(4, 4)
-		require.Len(db, kit.Must(server.rows.TryTakeFor(db.Context(), one, claims.TakeOptions{N: 1})), 1)
+		require.Len(db, testkit.Must(server.rows.TryTakeFor(db.Context(), one, claims.TakeOptions{N: 1})), 1)
 		db.exec(`UPDATE tasks SET session = NULL WHERE id = 4`) // by a program that does not know the column
 		require.Equal(db, []string{"4"}, takenIDs(server.take(1)))
 		require.Equal(db, 2, db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL AND expires_at IS NULL`))
@@ -93,7 +93,7 @@ func TestAnExpiredRowThatCannotBeFreedKeepsNoOther(t *testing.T) {
 	eachRowsServer(t, cfg, func(db *rowsDB) {
 		db.add(1, 5)
 		server := db.worker(claims.SessionConfig{}, cfg)
-		got := kit.Must(server.rows.TryTakeFor(db.Context(), db.remote("r", time.Hour), claims.TakeOptions{N: 5}))
+		got := testkit.Must(server.rows.TryTakeFor(db.Context(), db.remote("r", time.Hour), claims.TakeOptions{N: 5}))
 		require.Len(db, got, 5)
 		if db.pool != nil {
 			db.exec(`ALTER TABLE tasks ADD CHECK (id <> 1 OR session IS NOT NULL) NOT VALID`)
@@ -101,7 +101,7 @@ func TestAnExpiredRowThatCannotBeFreedKeepsNoOther(t *testing.T) {
 			db.exec(`CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.id = 1 AND NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
 		}
 		require.NoError(db, server.rows.Extend(db.Context(), time.Millisecond, got...))
-		kit.Await(db.T, "the others are free", func() bool {
+		testkit.Await(db.T, "the others are free", func() bool {
 			return db.count(`SELECT count(*) FROM tasks WHERE session IS NULL AND not_before IS NOT NULL`) == 4
 		})
 		server.takesNone()
@@ -115,8 +115,8 @@ func TestClaimsThatDoNotExpireCauseNoLooks(t *testing.T) {
 		rows := w.rowsOf(a, effect)
 		counted := &callCounts{}
 		a.fault(counted.hook)
-		kit.AcquireBriefly(w.T, w.store, tenure.LeaseConfig{Key: claims.SessionKey("r"), TTL: 24 * time.Hour})
-		got := kit.Must(rows.TryTakeFor(context.Background(), "r", claims.TakeOptions{N: 1}))
+		testkit.AcquireBriefly(w.T, w.store, tenure.LeaseConfig{Key: claims.SessionKey("r"), TTL: 24 * time.Hour})
+		got := testkit.Must(rows.TryTakeFor(context.Background(), "r", claims.TakeOptions{N: 1}))
 		require.Len(w, got, 1)
 		time.Sleep(time.Minute)
 		require.Zero(w, counted.of("queue.expired"))

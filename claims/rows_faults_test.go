@@ -20,7 +20,6 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -30,7 +29,7 @@ import (
 type rowsWorld struct {
 	*world
 	db  *sql.DB
-	log kit.SyncBuffer
+	log testkit.SyncBuffer
 }
 
 func inRowsBubble(t *testing.T, cfg claims.QueueConfig, rows int, test func(w *rowsWorld)) {
@@ -108,7 +107,7 @@ func TestAFreeThatFailedIsRepeated(t *testing.T) {
 		takeOf(w, ofA, 10)
 		crashed := time.Now()
 		a.crash()
-		b.fault(kit.Only("queue.free", kit.Once(kit.Refuse)))
+		b.fault(testkit.Only("queue.free", testkit.Once(testkit.Refuse)))
 		require.Len(w, takeOf(w, ofB, 1), 1)
 		require.LessOrEqual(w, time.Since(crashed), ttl+10*time.Second)
 	})
@@ -144,7 +143,7 @@ func TestRowsWhoseTakeWasNotAnsweredAreAdopted(t *testing.T) {
 		passed := takeOf(w, rows, 1)
 		require.NoError(w, rows.Detach(passed...))
 		time.Sleep(time.Second) // the database's clock goes on
-		a.fault(kit.Only("queue.take", kit.Once(kit.LoseAnswer)))
+		a.fault(testkit.Only("queue.take", testkit.Once(testkit.LoseAnswer)))
 		got := takeOf(w, rows, 2)
 		require.Equal(w, []string{"3", "4"}, takenIDs(got))
 		require.Equal(w, 1, got[0].Attempt)
@@ -154,9 +153,9 @@ func TestRowsWhoseTakeWasNotAnsweredAreAdopted(t *testing.T) {
 		require.NoError(w, rows.Finish(w.Context(), got...))
 
 		ctx, cancel := context.WithCancel(context.Background())
-		a.fault(kit.Only("queue.take", kit.Once(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
+		a.fault(testkit.Only("queue.take", testkit.Once(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
 			cancel()
-			return kit.LoseAnswer(ctx, call, send)
+			return testkit.LoseAnswer(ctx, call, send)
 		})))
 		_, err := rows.Take(ctx, 1) // and no call takes again
 		require.Error(w, err)
@@ -181,7 +180,7 @@ func TestClaimsThatWerePassedOnAndHaveEndedAreForgotten(t *testing.T) {
 			require.NoError(w, err)
 		}
 		require.LessOrEqual(w, rows.Detached(), 4000)
-		a.fault(kit.Only("queue.take", kit.Once(kit.LoseAnswer)))
+		a.fault(testkit.Only("queue.take", testkit.Once(testkit.LoseAnswer)))
 		require.Equal(w, []string{"6002"}, takenIDs(takeOf(w, rows, 2)), "a detached claim is adopted")
 	})
 }
@@ -271,7 +270,7 @@ func TestAProcessThatHasLostItsSessionDoesNotRunARowTwice(t *testing.T) {
 			returned <- rows.Do(w.Context(), got[0], func(context.Context) error { <-hangs; return nil })
 		}()
 		time.Sleep(time.Second)
-		a.fault(kit.Refuse)
+		a.fault(testkit.Refuse)
 		time.Sleep(2 * ttl)
 		a.fault(nil)
 		ctx, cancel := context.WithTimeout(w.Context(), 5*ttl)
@@ -473,7 +472,7 @@ func TestAFinishThatIsNotAnsweredIsNoLoss(t *testing.T) {
 	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
 		a := w.startWith("a", claims.SessionConfig{Logger: logTo(&w.log)})
 		rows := w.rowsOf(a, effect)
-		a.fault(kit.Only("queue.end", kit.Once(kit.LoseAnswer)))
+		a.fault(testkit.Only("queue.end", testkit.Once(testkit.LoseAnswer)))
 		ctx, cancel := context.WithTimeout(w.Context(), ttl)
 		defer cancel()
 		require.NoError(w, rows.Serve(ctx, 1, func(context.Context, claims.Claim) error { return nil }))
@@ -488,7 +487,7 @@ func TestAFinishHasTheTimeLimitOfItsSession(t *testing.T) {
 	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
 		a := w.startWith("a", claims.SessionConfig{TTL: 60 * time.Second}) // its statements have 10 s
 		rows := w.rowsOf(a, effect)
-		a.fault(kit.Only("queue.end", func(ctx context.Context, _ storetest.Call, send func(context.Context) error) error {
+		a.fault(testkit.Only("queue.end", func(ctx context.Context, _ storetest.Call, send func(context.Context) error) error {
 			if !pace.Sleep(ctx, 7*time.Second) {
 				return ctx.Err()
 			}
@@ -521,7 +520,7 @@ func TestARowForWhichAFuncStillRunsIsNotTakenAllTheTime(t *testing.T) {
 		}()
 		ctx, cancel := context.WithTimeout(context.Background(), 9*time.Second)
 		defer cancel()
-		var traffic kit.Calls
+		var traffic testkit.Calls
 		a.fault(traffic.Count("", nil))
 		_, err := rows.Take(ctx, 1)
 		require.ErrorIs(w, err, context.DeadlineExceeded)
@@ -538,7 +537,7 @@ func TestAQueueForgetsTheWorkersOfClosedSessions(t *testing.T) {
 		q, err := claims.NewQueue(w.store, effect)
 		require.NoError(w, err)
 		for range 3 {
-			s, err := claims.NewSession(w.store, claims.SessionConfig{Logger: kit.Quiet})
+			s, err := claims.NewSession(w.store, claims.SessionConfig{Logger: testkit.Quiet})
 			require.NoError(w, err)
 			_, err = claims.NewWorker(s, q)
 			require.NoError(w, err)
@@ -555,7 +554,7 @@ func TestWhatATakeGotTooLateIsGivenBack(t *testing.T) {
 	inRowsBubble(t, effect, 3, func(w *rowsWorld) {
 		a := w.start("a")
 		rows := w.rowsOf(a, effect)
-		a.fault(kit.Only("queue.take", kit.AnswerAfter(2*time.Second)))
+		a.fault(testkit.Only("queue.take", testkit.AnswerAfter(2*time.Second)))
 		ctx, cancel := context.WithTimeout(w.Context(), 3*time.Second)
 		defer cancel()
 		var others sync.WaitGroup
@@ -578,7 +577,7 @@ func TestEveryRowsEffectHappensExactlyOnce(t *testing.T) {
 	testkit.Slow(t)
 	for seed := range *rowsSeeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			defer kit.NoteFailure(t, fmt.Sprintf("go test ./claims -run %s$ -rows.seeds=%d -count=50", t.Name(), seed+1))
+			defer testkit.NoteFailure(t, fmt.Sprintf("go test ./claims -run %s$ -rows.seeds=%d -count=50", t.Name(), seed+1))
 			inRowsBubble(t, effect, 200, func(w *rowsWorld) { simulateRows(w, seed) })
 		})
 	}
@@ -599,13 +598,13 @@ func simulateRows(w *rowsWorld, seed uint64) {
 	weather := storetest.Hook(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
 		switch n(40) {
 		case 0:
-			return kit.LoseAnswer(ctx, call, send)
+			return testkit.LoseAnswer(ctx, call, send)
 		case 1:
-			return kit.Refuse(ctx, call, send)
+			return testkit.Refuse(ctx, call, send)
 		case 2:
-			return kit.Slowly(upTo(8*time.Second))(ctx, call, send)
+			return testkit.Slowly(upTo(8*time.Second))(ctx, call, send)
 		case 3:
-			return kit.AnswerAfter(upTo(8*time.Second))(ctx, call, send)
+			return testkit.AnswerAfter(upTo(8*time.Second))(ctx, call, send)
 		}
 		return send(ctx)
 	})
@@ -613,10 +612,10 @@ func simulateRows(w *rowsWorld, seed uint64) {
 		*process
 		cancel context.CancelFunc
 	}
-	kit.ExecSQL(w.T, w.db, `CREATE TABLE takes (id INTEGER)`)
-	kit.ExecSQL(w.T, w.db, `CREATE TRIGGER takes AFTER UPDATE ON tasks WHEN OLD.session IS NULL AND NEW.session IS NOT NULL BEGIN INSERT INTO takes VALUES (NEW.id); END`)
-	kit.ExecSQL(w.T, w.db, `CREATE TABLE back (id INTEGER)`)
-	kit.ExecSQL(w.T, w.db, `CREATE TRIGGER back AFTER UPDATE ON tasks WHEN NEW.session IS NULL AND NEW.attempts = OLD.attempts - 1 BEGIN INSERT INTO back VALUES (NEW.id); END`)
+	testkit.ExecSQL(w.T, w.db, `CREATE TABLE takes (id INTEGER)`)
+	testkit.ExecSQL(w.T, w.db, `CREATE TRIGGER takes AFTER UPDATE ON tasks WHEN OLD.session IS NULL AND NEW.session IS NOT NULL BEGIN INSERT INTO takes VALUES (NEW.id); END`)
+	testkit.ExecSQL(w.T, w.db, `CREATE TABLE back (id INTEGER)`)
+	testkit.ExecSQL(w.T, w.db, `CREATE TRIGGER back AFTER UPDATE ON tasks WHEN NEW.session IS NULL AND NEW.attempts = OLD.attempts - 1 BEGIN INSERT INTO back VALUES (NEW.id); END`)
 	alive, started := map[int]life{}, 0
 	done := func() bool { return w.count(`SELECT count(*) FROM tasks WHERE status <> 'done'`) == 0 }
 	start := func() {
@@ -670,7 +669,7 @@ func simulateRows(w *rowsWorld, seed uint64) {
 			delete(alive, victim)
 			start()
 		case 1: // cut off, or paused before it sends anything
-			p.fault(kit.Hang)
+			p.fault(testkit.Hang)
 			time.Sleep(upTo(2 * ttl))
 			p.fault(weather)
 		case 2:

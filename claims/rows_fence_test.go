@@ -13,7 +13,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // fencedIn runs a func in a transaction of a store that is fenced by a claim.
@@ -156,7 +155,7 @@ func TestATableThatFitsNoQueueFencesNothing(t *testing.T) {
 		db.exec(`CREATE TABLE ledger (note text)`)
 		db.exec(`CREATE TABLE bare (id text PRIMARY KEY, session text)`)
 		store := db.open()
-		_, err := claims.NewQueue(store, claims.QueueConfig{Table: "bare", Logger: kit.Quiet})
+		_, err := claims.NewQueue(store, claims.QueueConfig{Table: "bare", Logger: testkit.Quiet})
 		require.NoError(db, err)
 		c := claims.Claim{Key: tenure.Key{Type: "bare", ID: "1"}, Session: "s", Token: 1, Row: true}
 		require.ErrorIs(db, fencedIn(db.Context(), store, c, writing(`INSERT INTO ledger VALUES ('x')`, nil)), tenure.ErrSetup)
@@ -193,7 +192,7 @@ func TestNoWriteUnderARowsClaimFollowsItsEnd(t *testing.T) {
 		go func() {
 			result <- fencedIn(context.Background(), a.store, c, writing(`INSERT INTO ledger VALUES ('x')`, nil))
 		}()
-		kit.AwaitLockWait(t, db.pool) // at the gate, after the check
+		testkit.AwaitLockWait(t, db.pool) // at the gate, after the check
 		ended := make(chan int, 1)
 		go func() {
 			if err := end(c); err != nil {
@@ -201,7 +200,7 @@ func TestNoWriteUnderARowsClaimFollowsItsEnd(t *testing.T) {
 			}
 			ended <- db.count(`SELECT count(*) FROM ledger`)
 		}()
-		kit.Await(t, "the claim has ended, or that waits as well", func() bool { return len(ended) > 0 || kit.LockWaits(t, db.pool) == 2 })
+		testkit.Await(t, "the claim has ended, or that waits as well", func() bool { return len(ended) > 0 || testkit.LockWaits(t, db.pool) == 2 })
 		require.NoError(t, gate.Commit(db.Context()))
 		require.NoError(t, <-result, name)
 		require.Equal(t, 1, <-ended, "%s: the write was committed after the claim's end", name)

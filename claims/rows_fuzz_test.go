@@ -12,7 +12,6 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // values are what another program may store in a column. The database refuses a type that a column does not
@@ -41,10 +40,10 @@ func TestARowOfAnyContentHarmsOnlyItself(t *testing.T) {
 				db.exec(`CREATE TABLE tasks (id ` + idType + ` NOT NULL UNIQUE, status text DEFAULT 'queued', priority integer DEFAULT 0, result text,
 					session text, token bigint DEFAULT 0, attempts bigint DEFAULT 0)`)
 				if db.pool != nil {
-					db.exec(kit.Must(cfg.PostgresDDL()))
+					db.exec(testkit.Must(cfg.PostgresDDL()))
 				} else {
 					db.exec(`ALTER TABLE tasks ADD COLUMN not_before INTEGER`)
-					ddl := kit.Must(cfg.SQLiteDDL())
+					ddl := testkit.Must(cfg.SQLiteDDL())
 					db.exec(ddl[strings.Index(ddl, "CREATE INDEX"):])
 				}
 				a := db.worker(claims.SessionConfig{TTL: 8 * time.Second}, cfg)
@@ -74,7 +73,7 @@ func (db *rowsDB) anyContent(a *worker, column string) {
 		db.exec(fmt.Sprintf(`INSERT INTO tasks (id, priority) VALUES ('%d', 5)`, 100+i))
 		_, _ = db.sql.Exec(fmt.Sprintf(`UPDATE tasks SET %s = %s WHERE id = '%d'`, column, value, 100+i))
 	}
-	ctx, cancel := context.WithTimeout(db.Context(), kit.Patience)
+	ctx, cancel := context.WithTimeout(db.Context(), testkit.Patience)
 	defer cancel()
 	isGood := func(c claims.Claim) bool { return c.Key.ID == "8" || c.Key.ID == "9" }
 	take := func(n int) (got []claims.Claim) {
@@ -142,11 +141,11 @@ func TestARowOfTheClaimsOfAnyContentHarmsOnlyItself(t *testing.T) {
 						if _, err := db.sql.Exec(`UPDATE ` + table + ` SET ` + column + ` = ` + value + ` WHERE id LIKE '%bad'`); err != nil {
 							continue
 						}
-						ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+						ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 						defer cancel()
 						last, pages := objects.Claim{}, 0
 						for ; pages < 5; pages++ { // of a session that the rows name for the moment
-							page, err := w.table.Owned(ctx, dead, last.Kind, last.ID, 1, kit.Patience)
+							page, err := w.table.Owned(ctx, dead, last.Kind, last.ID, 1, testkit.Patience)
 							require.NoError(t, err, what)
 							if len(page) == 0 {
 								break

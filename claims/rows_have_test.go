@@ -10,14 +10,14 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
 func TestRowsWhoseAnswerTheWorkerNeverGotAreReturnedFirst(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 9)
-		queue := kit.Must(claims.NewQueue(db.open(), tasks))
+		queue := testkit.Must(claims.NewQueue(db.open(), tasks))
 		remote, other := db.remote("w", time.Hour), db.remote("other", time.Hour)
 		take := func(n int, have ...claims.Claim) []claims.Claim {
 			db.Helper()
@@ -56,7 +56,7 @@ func TestAnUnknownRowWithoutAttemptsLeftIsRetired(t *testing.T) {
 	cfg.MaxAttempts, cfg.Exhausted = 2, "status = 'failed'"
 	eachRowsServer(t, cfg, func(db *rowsDB) {
 		db.add(1, 2)
-		queue := kit.Must(claims.NewQueue(db.open(), cfg))
+		queue := testkit.Must(claims.NewQueue(db.open(), cfg))
 		remote := db.remote("w", time.Hour)
 		known, err := queue.TryTakeFor(db.Context(), remote, claims.TakeOptions{N: 1})
 		require.NoError(db, err)
@@ -74,18 +74,18 @@ func TestARemoteTakeWhoseStatementIsNotAnsweredLosesNoRow(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 40)
 		store := storetest.Faulty(db.open(), nil)
-		queue := kit.Must(claims.NewQueue(store, tasks))
+		queue := testkit.Must(claims.NewQueue(store, tasks))
 		remote := db.remote("w", time.Hour)
 		have, lost := []claims.Claim{}, 0
 		for len(have) < 40 {
 			if len(have)%3 == 0 {
-				store.SetHook(kit.Only("queue.take", kit.Once(kit.LoseAnswer)))
+				store.SetHook(testkit.Only("queue.take", testkit.Once(testkit.LoseAnswer)))
 			}
-			ctx, cancel := context.WithTimeout(db.Context(), kit.Patience)
+			ctx, cancel := context.WithTimeout(db.Context(), testkit.Patience)
 			got, err := queue.TakeFor(ctx, remote, claims.TakeOptions{N: 4, Have: have})
 			cancel()
 			if err != nil {
-				require.ErrorIs(db, err, kit.ErrReset)
+				require.ErrorIs(db, err, testkit.ErrReset)
 				lost++
 			}
 			have = append(have, got...)
@@ -94,7 +94,7 @@ func TestARemoteTakeWhoseStatementIsNotAnsweredLosesNoRow(t *testing.T) {
 		require.Greater(db, lost, 2)
 		require.NoError(db, queue.Finish(db.Context(), have...))
 		require.Equal(db, 40, db.count(`SELECT count(*) FROM tasks WHERE status = 'done' AND attempts = 1`))
-		store.SetHook(kit.Only("queue.owned", kit.Once(kit.Refuse)))
+		store.SetHook(testkit.Only("queue.owned", testkit.Once(testkit.Refuse)))
 		_, err := queue.TryTakeFor(db.Context(), remote, claims.TakeOptions{N: 1, Have: have})
 		require.False(db, err == nil || errors.Is(err, tenure.ErrLost), "what it owns can't be read")
 	})

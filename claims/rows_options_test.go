@@ -13,7 +13,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -51,7 +50,7 @@ func TestCallersWithDifferentFiltersGetTheirOwnRows(t *testing.T) {
 		defer giveUp()
 		var nobodys, all sync.WaitGroup
 		nobodys.Go(func() { _, _ = w.rows.TakeWith(patient, ofTenant("nobody's", 9)) }) // it waits all the time
-		ctx, cancel := context.WithTimeout(db.Context(), kit.Patience)
+		ctx, cancel := context.WithTimeout(db.Context(), testkit.Patience)
 		defer cancel()
 		for i := range 16 {
 			tenant := fmt.Sprint("t", i%4)
@@ -109,9 +108,9 @@ func TestAFilterHoldsAlsoWhenARowIsRefused(t *testing.T) {
 			db.exec(`CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.id = 2 AND NEW.session IS NOT NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
 		}
 		w := db.worker(claims.SessionConfig{}, tasks)
-		got := kit.Must(w.rows.TakeWith(db.Context(), ofTenant("mine", 1)))
+		got := testkit.Must(w.rows.TakeWith(db.Context(), ofTenant("mine", 1)))
 		require.Equal(db, []string{"5"}, takenIDs(got))
-		got = kit.Must(w.rows.TryTakeFor(db.Context(), db.remote("r", time.Hour), ofTenant("mine", 9)))
+		got = testkit.Must(w.rows.TryTakeFor(db.Context(), db.remote("r", time.Hour), ofTenant("mine", 9)))
 		require.Equal(db, []string{"7"}, takenIDs(got))
 	})
 }
@@ -119,7 +118,7 @@ func TestAFilterHoldsAlsoWhenARowIsRefused(t *testing.T) {
 // No caller may get the rows of another whose answer was lost.
 func TestRowsThatWereTakenForAnotherFilterAreNotAdopted(t *testing.T) {
 	inRowsBubble(t, effect, 4, func(w *rowsWorld) {
-		kit.ExecSQL(w.T, w.db, `UPDATE tasks SET priority = -(id % 2)`)
+		testkit.ExecSQL(w.T, w.db, `UPDATE tasks SET priority = -(id % 2)`)
 		a := w.start("a")
 		rows := w.rowsOf(a, effect)
 		of := func(priority, n int) claims.TakeOptions {
@@ -127,9 +126,9 @@ func TestRowsThatWereTakenForAnotherFilterAreNotAdopted(t *testing.T) {
 		}
 		for range 2 {
 			ctx, cancel := context.WithCancel(context.Background())
-			a.fault(kit.Only("queue.take", kit.Once(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
+			a.fault(testkit.Only("queue.take", testkit.Once(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
 				cancel()
-				return kit.LoseAnswer(ctx, call, send)
+				return testkit.LoseAnswer(ctx, call, send)
 			})))
 			_, err := rows.TakeWith(ctx, of(0, 1))
 			require.Error(w, err)
@@ -178,9 +177,9 @@ func TestQueuesOfOneTableShareASession(t *testing.T) {
 		db.add(1, 6)
 		db.exec(`UPDATE tasks SET priority = id % 2`)
 		w := db.worker(claims.SessionConfig{}, commands)
-		second := kit.Must(newRows(w.session, mails))
+		second := testkit.Must(newRows(w.session, mails))
 		require.Equal(db, []string{"1", "3", "5"}, takenIDs(w.take(9)))
-		got := kit.Must(second.Take(db.Context(), 9))
+		got := testkit.Must(second.Take(db.Context(), 9))
 		require.Equal(db, []string{"2", "4", "6"}, takenIDs(got))
 		require.NoError(db, second.Finish(db.Context(), got[0]))
 		require.False(db, second.Holds(got[0]))
@@ -204,11 +203,11 @@ func TestQueuesOfOneTableShareASession(t *testing.T) {
 func TestWorkersThatAreMadeAtOnceShareTheClaimsOfATable(t *testing.T) {
 	inRowsBubble(t, effect, 0, func(w *rowsWorld) {
 		for range 20 {
-			session := kit.Must(claims.NewSession(w.store, claims.SessionConfig{}))
-			shared := kit.Must(claims.NewQueue(w.store, effect))
+			session := testkit.Must(claims.NewSession(w.store, claims.SessionConfig{}))
+			shared := testkit.Must(claims.NewQueue(w.store, effect))
 			var made atomic.Int32
 			var all sync.WaitGroup
-			for _, queue := range []*claims.Queue{shared, shared, kit.Must(claims.NewQueue(w.store, effect)), kit.Must(claims.NewQueue(w.store, effect))} {
+			for _, queue := range []*claims.Queue{shared, shared, testkit.Must(claims.NewQueue(w.store, effect)), testkit.Must(claims.NewQueue(w.store, effect))} {
 				all.Go(func() {
 					if _, err := claims.NewWorker(session, queue); err == nil {
 						made.Add(1)
@@ -229,9 +228,9 @@ func TestAQueueDoesNotAdoptTheRowsOfAnother(t *testing.T) {
 		a := w.start("a")
 		ofOdd, ofEven := w.rowsOf(a, odd), w.rowsOf(a, even)
 		ctx, cancel := context.WithCancel(context.Background())
-		a.fault(kit.Only("queue.take", kit.Once(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
+		a.fault(testkit.Only("queue.take", testkit.Once(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
 			cancel()
-			return kit.LoseAnswer(ctx, call, send)
+			return testkit.LoseAnswer(ctx, call, send)
 		})))
 		_, err := ofOdd.Take(ctx, 2)
 		require.Error(w, err)
@@ -260,7 +259,7 @@ func TestWhatATakeAndAReleaseAssign(t *testing.T) {
 		is("queued", "trtr")
 		require.NoError(db, w.rows.ReleaseAfter(db.Context(), 0, w.take(1)...))
 		is("queued", "trtrtr")
-		require.Len(db, kit.Must(w.rows.TakeFor(db.Context(), db.remote("gone", time.Hour), claims.TakeOptions{N: 1})), 1)
+		require.Len(db, testkit.Must(w.rows.TakeFor(db.Context(), db.remote("gone", time.Hour), claims.TakeOptions{N: 1})), 1)
 		is("running", "trtrtrt")
 		db.removeSession("gone")
 		got = w.take(1)

@@ -21,7 +21,6 @@ import (
 	"github.com/tenurelib/tenure/internal/pgobjects"
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // perKey is a queue of which at most two rows per customer are claimed at once. The customer is in the column priority.
@@ -43,7 +42,7 @@ func (w *worker) taking(n int) chan []claims.Claim {
 	got := make(chan []claims.Claim, 1)
 	go func() {
 		defer close(got)
-		ctx, cancel := context.WithTimeout(context.Background(), kit.Patience)
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 		defer cancel()
 		taken, err := w.rows.Take(ctx, n)
 		if err != nil {
@@ -239,7 +238,7 @@ func (db *rowsDB) takersAtTheSameTime(cfg claims.QueueConfig, takes int, stop fu
 		w := db.worker(claims.SessionConfig{}, cfg)
 		working.Go(func() {
 			for left.Add(-1) >= 0 && !stop(tooMany.Load()) {
-				ctx, cancel := context.WithTimeout(context.Background(), kit.Patience)
+				ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 				began := time.Now()
 				got, err := w.rows.Take(ctx, 1)
 				cancel()
@@ -266,7 +265,7 @@ func (db *rowsDB) takersAtTheSameTime(cfg claims.QueueConfig, takes int, stop fu
 		})
 	}
 	working.Wait()
-	db.Logf("%d takes by %d takers: %d over the limit, %d at once at most; a take took p50 %v, p99 %v", len(took), takers, tooMany.Load(), highest.Load(), kit.Percentile(took, 50), kit.Percentile(took, 99))
+	db.Logf("%d takes by %d takers: %d over the limit, %d at once at most; a take took p50 %v, p99 %v", len(took), takers, tooMany.Load(), highest.Load(), testkit.Percentile(took, 50), testkit.Percentile(took, 99))
 	return tooMany.Load(), highest.Load()
 }
 
@@ -294,7 +293,7 @@ func TestWhatOthersHaveTakenSinceRowsWereFoundCounts(t *testing.T) {
 	remote := db.remote("remote", time.Hour)
 	got := make(chan []claims.Claim)
 	require.NoError(t, pgx.BeginFunc(t.Context(), db.pool, func(tx pgx.Tx) error {
-		kit.ExecPostgres(t, tx, fmt.Sprintf(`SELECT pg_advisory_xact_lock(%d)`, gate))
+		testkit.ExecPostgres(t, tx, fmt.Sprintf(`SELECT pg_advisory_xact_lock(%d)`, gate))
 		go func() {
 			taken, err := a.rows.TryTakeFor(context.Background(), remote, claims.TakeOptions{N: 2})
 			if err != nil {
@@ -302,7 +301,7 @@ func TestWhatOthersHaveTakenSinceRowsWereFoundCounts(t *testing.T) {
 			}
 			got <- taken
 		}()
-		kit.Await(t, "a has begun to look", func() bool {
+		testkit.Await(t, "a has begun to look", func() bool {
 			return db.count(fmt.Sprintf(`SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %d AND NOT granted`, gate)) == 1
 		})
 		require.Len(t, b.take(2), 2)
@@ -391,12 +390,12 @@ func TestTheRowsOfAFullKeyAreNotRead(t *testing.T) {
 	t.Run("postgres", func(t *testing.T) {
 		db := rowsTableOnPostgres(t, perKey)
 		many(db)
-		rows := db.open().(*tenure.PostgresStore).Backend().Rows(config, kit.Quiet).(*pgobjects.Rows)
+		rows := db.open().(*tenure.PostgresStore).Backend().Rows(config, testkit.Quiet).(*pgobjects.Rows)
 		require.NoError(t, rows.Check(t.Context(), time.Minute))
 		statements, args := rows.Statements("s0", []string{"1"}, []int64{1})
 		read := regexp.MustCompile(`actual rows=(\d+) loops=(\d+)|Rows Removed by \w+: (\d+)`)
 		require.NoError(t, pgx.BeginFunc(t.Context(), db.pool, func(tx pgx.Tx) error {
-			kit.ExecPostgres(t, tx, `SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL random_page_cost = 0.1`)
+			testkit.ExecPostgres(t, tx, `SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL random_page_cost = 0.1`)
 			for _, name := range []string{"lock keys", "take per key", "ready per key"} {
 				got, err := tx.Query(t.Context(), "EXPLAIN (ANALYZE, COSTS off, TIMING off) "+statements[name], args[name]...)
 				require.NoError(t, err)
@@ -423,7 +422,7 @@ func TestTheRowsOfAFullKeyAreNotRead(t *testing.T) {
 		db.exec(fmt.Sprintf(createTasks, "integer"))
 		db.exec(must(perKey.SQLiteDDL())(t))
 		many(db)
-		rows := db.open().(*tenure.SQLiteStore).Backend().Rows(config, kit.Quiet).(*sqliteobjects.Rows)
+		rows := db.open().(*tenure.SQLiteStore).Backend().Rows(config, testkit.Quiet).(*sqliteobjects.Rows)
 		for _, name := range []string{"open", "open of all"} {
 			got, err := db.sql.Query("EXPLAIN QUERY PLAN "+rows.Statements()[name], 10, "[]", 1, nil)
 			if name == "open" {

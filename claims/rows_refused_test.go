@@ -17,7 +17,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // The table takes only sessions whose IDs are UUIDs, and a remote worker's ID is not one.
@@ -67,8 +66,8 @@ func TestRowsThatWereRefusedForAMomentAreTakenSoon(t *testing.T) {
 func TestASessionIDThatTheColumnCannotHoldIsNamed(t *testing.T) {
 	db := rowsOnPostgres(t)
 	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0, session varchar(32))`)
-	db.exec(kit.Must(tasks.PostgresDDL()))
-	s, err := claims.NewSession(db.open(), claims.SessionConfig{Logger: kit.Quiet})
+	db.exec(testkit.Must(tasks.PostgresDDL()))
+	s, err := claims.NewSession(db.open(), claims.SessionConfig{Logger: testkit.Quiet})
 	require.NoError(t, err)
 	rows, err := newRows(s, tasks)
 	require.NoError(t, err)
@@ -126,7 +125,7 @@ func eachTaker(t *testing.T, cfg claims.QueueConfig, test func(w *rowsWorld, row
 			inRowsBubble(t, cfg, 8, func(w *rowsWorld) {
 				p := w.startWith("a", claims.SessionConfig{Logger: logTo(&w.log)})
 				if session != "" {
-					kit.AcquireBriefly(w.T, w.store, tenure.LeaseConfig{Key: claims.SessionKey(session), TTL: 24 * time.Hour})
+					testkit.AcquireBriefly(w.T, w.store, tenure.LeaseConfig{Key: claims.SessionKey(session), TTL: 24 * time.Hour})
 				}
 				_, err := w.db.Exec(`UPDATE tasks SET attempts = 1 WHERE id = 1`)
 				require.NoError(w, err)
@@ -216,7 +215,7 @@ func TestABackoffThatPanicsEndsNothing(t *testing.T) {
 
 func TestAReleaseRequestedThatPanicsEndsNothing(t *testing.T) {
 	inBubble(t, func(w *world) {
-		var log kit.SyncBuffer
+		var log testkit.SyncBuffer
 		a := w.startWith("a", claims.SessionConfig{Logger: logTo(&log), ReleaseRequested: func(claims.Claim) { panic("no idea") }})
 		c := a.claimOne("k")
 		require.NoError(w, a.keys.RequestRelease(w.Context(), "k"))
@@ -230,24 +229,24 @@ func TestAReleaseRequestedThatPanicsEndsNothing(t *testing.T) {
 func TestRowsAreEndedByValueWhereTheApplicationHasNoConnection(t *testing.T) {
 	db := rowsOnPostgres(t)
 	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
-	db.exec(kit.Must(tasks.PostgresDDL()))
+	db.exec(testkit.Must(tasks.PostgresDDL()))
 	db.add(1, 9)
 	cfg := db.pool.Config()
 	cfg.MaxConns = 1
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	store, err := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet})
+	store, err := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: testkit.Quiet})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = store.Close() })
-	s, err := claims.NewSession(store, claims.SessionConfig{Logger: kit.Quiet})
+	s, err := claims.NewSession(store, claims.SessionConfig{Logger: testkit.Quiet})
 	require.NoError(t, err)
 	rows, err := newRows(s, tasks)
 	require.NoError(t, err)
 	got, err := rows.TryTakeFor(t.Context(), db.remote("worker", time.Minute), claims.TakeOptions{N: 9})
 	require.NoError(t, err)
 	require.Len(t, got, 9)
-	other, err := newRows(kit.Must(claims.NewSession(store, claims.SessionConfig{Logger: kit.Quiet})), tasks) // which has not looked at the table
+	other, err := newRows(testkit.Must(claims.NewSession(store, claims.SessionConfig{Logger: testkit.Quiet})), tasks) // which has not looked at the table
 	require.NoError(t, err)
 	require.NoError(t, rows.FinishPostgres(t.Context(), got[:1], func(pgx.Tx) error {
 		return errors.Join(
@@ -263,7 +262,7 @@ func TestRowsAreEndedByValueWhereTheApplicationHasNoConnection(t *testing.T) {
 func TestRowsThatAreEndedTogetherWaitForALockWithoutAConnection(t *testing.T) {
 	db := rowsOnPostgres(t)
 	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
-	db.exec(kit.Must(tasks.PostgresDDL()))
+	db.exec(testkit.Must(tasks.PostgresDDL()))
 	db.add(1, 30)
 	a := db.worker(claims.SessionConfig{TTL: 60 * time.Second}, tasks)
 	got := a.take(30)
@@ -277,7 +276,7 @@ func TestRowsThatAreEndedTogetherWaitForALockWithoutAConnection(t *testing.T) {
 	for i := range 10 {
 		go func() { released <- a.rows.Queue.Release(context.Background(), got[2*i:2*i+2]...) }()
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	for i := 20; i < 30; i += 2 {
 		require.NoError(t, a.rows.Queue.Release(ctx, got[i:i+2]...))
@@ -292,8 +291,8 @@ func TestRowsThatAreEndedTogetherWaitForALockWithoutAConnection(t *testing.T) {
 
 // A key of six kilobytes fits in no index.
 func TestAKeyThatIsTooLongKeepsNoOther(t *testing.T) {
-	url := kit.PostgresURL(t)
-	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	url := testkit.PostgresURL(t)
+	w := newWorld(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	a := w.start("a")
 	long := randomText(6000)
 	_, err := a.keys.TryClaim(t.Context(), "b", long)
@@ -312,9 +311,9 @@ func TestAKeyThatIsTooLongKeepsNoOther(t *testing.T) {
 	require.NoError(t, a.keys.Release(t.Context(), got))
 
 	// An index of the user's has more columns.
-	db := kit.OpenSQL(t, "pgx", url)
-	kit.ExecSQL(t, db, `TRUNCATE objects_claims`) // an index has rows that were deleted, too, while an older snapshot sees them
-	kit.ExecSQL(t, db, `CREATE INDEX ON objects_claims (id, session, (repeat(id, 2)))`)
+	db := testkit.OpenSQL(t, "pgx", url)
+	testkit.ExecSQL(t, db, `TRUNCATE objects_claims`) // an index has rows that were deleted, too, while an older snapshot sees them
+	testkit.ExecSQL(t, db, `CREATE INDEX ON objects_claims (id, session, (repeat(id, 2)))`)
 	some, err := a.keys.TryClaim(t.Context(), "c", fits, "d")
 	require.Len(t, some, 2)
 	require.ErrorIs(t, err, tenure.ErrInvalid)
@@ -324,7 +323,7 @@ func TestAKeyThatIsTooLongKeepsNoOther(t *testing.T) {
 func TestARowWhoseIDIsTooLongForAnIndexKeepsNoOther(t *testing.T) {
 	db := rowsOnPostgres(t)
 	db.exec(`CREATE TABLE tasks (id text PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
-	db.exec(kit.Must(tasks.PostgresDDL()))
+	db.exec(testkit.Must(tasks.PostgresDDL()))
 	_, err := db.sql.Exec(`INSERT INTO tasks (id, priority) VALUES ($1, 0), ('b', -1), ('c', -2)`, randomText(2670))
 	require.NoError(t, err)
 	a := db.worker(claims.SessionConfig{}, tasks)
@@ -347,7 +346,7 @@ func randomText(n int) string {
 // However many rows the database refuses to have taken, those behind them have their turn.
 func TestManyRowsThatAreRefusedKeepNoRowFromAWorkerThatTakesOne(t *testing.T) {
 	inRowsBubble(t, effect, 300, func(w *rowsWorld) {
-		kit.ExecSQL(t, w.db, `CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.id < 300 BEGIN SELECT RAISE(ABORT, 'refused'); END`)
+		testkit.ExecSQL(t, w.db, `CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.id < 300 BEGIN SELECT RAISE(ABORT, 'refused'); END`)
 		rows := w.rowsOf(w.start("a"), effect)
 		ctx, cancel := context.WithTimeout(w.Context(), time.Hour)
 		defer cancel()
@@ -363,12 +362,12 @@ func TestManyRowsThatAreRefusedKeepNoRowFromAWorkerThatTakesOne(t *testing.T) {
 func TestRowsThatCannotBeNamedKeepNoRowFromAWorkerThatTakesOne(t *testing.T) {
 	testkit.Slow(t)
 	inRowsBubble(t, effect, 0, func(w *rowsWorld) {
-		kit.ExecSQL(w.T, w.db, `DROP TABLE tasks`)
-		kit.ExecSQL(w.T, w.db, `CREATE TABLE tasks (id TEXT PRIMARY KEY NOT NULL, status TEXT NOT NULL DEFAULT 'queued', priority INTEGER NOT NULL DEFAULT 0, effects INTEGER NOT NULL DEFAULT 0)`)
-		kit.ExecSQL(w.T, w.db, kit.Must(effect.SQLiteDDL()))
-		kit.ExecSQL(w.T, w.db, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1010)
+		testkit.ExecSQL(w.T, w.db, `DROP TABLE tasks`)
+		testkit.ExecSQL(w.T, w.db, `CREATE TABLE tasks (id TEXT PRIMARY KEY NOT NULL, status TEXT NOT NULL DEFAULT 'queued', priority INTEGER NOT NULL DEFAULT 0, effects INTEGER NOT NULL DEFAULT 0)`)
+		testkit.ExecSQL(w.T, w.db, testkit.Must(effect.SQLiteDDL()))
+		testkit.ExecSQL(w.T, w.db, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1010)
 			INSERT INTO tasks (id, priority) SELECT CAST(X'FF' || i AS TEXT), 1 FROM n`) // more than a statement takes
-		kit.ExecSQL(w.T, w.db, `INSERT INTO tasks (id) VALUES ('good')`)
+		testkit.ExecSQL(w.T, w.db, `INSERT INTO tasks (id) VALUES ('good')`)
 		require.Equal(w, []string{"good"}, takenIDs(takeOf(w, w.rowsOf(w.start("a"), effect), 1)))
 	})
 }
@@ -376,16 +375,16 @@ func TestRowsThatCannotBeNamedKeepNoRowFromAWorkerThatTakesOne(t *testing.T) {
 func TestRefusalsOfManyRowsAreOneLineEachTime(t *testing.T) {
 	testkit.Slow(t)
 	inRowsBubble(t, effect, 0, func(w *rowsWorld) {
-		var log kit.SyncBuffer
+		var log testkit.SyncBuffer
 		a := w.startWith("a", claims.SessionConfig{Logger: logTo(&log)})
 		got := a.claim(names(200)...)
-		kit.ExecSQL(t, w.db, `CREATE TRIGGER refuses BEFORE UPDATE ON objects_claims WHEN NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
+		testkit.ExecSQL(t, w.db, `CREATE TRIGGER refuses BEFORE UPDATE ON objects_claims WHEN NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
 		require.NoError(w, a.keys.Release(w.Context(), got...))
 		time.Sleep(10 * ttl)
 		lines := strings.Count(log.String(), "refuses to free a key")
 		require.Positive(w, lines)
 		require.Less(w, lines, 20)
-		kit.ExecSQL(t, w.db, `DROP TRIGGER refuses`)
+		testkit.ExecSQL(t, w.db, `DROP TRIGGER refuses`)
 	})
 }
 

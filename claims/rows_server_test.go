@@ -25,7 +25,6 @@ import (
 	"github.com/tenurelib/tenure/internal/pgobjects"
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -118,7 +117,7 @@ func TestEachRowIsFinishedOnceOnAServer(t *testing.T) {
 				}
 			})
 		}
-		kit.Await(t, "all are done", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE status = 'queued'`) == 0 })
+		testkit.Await(t, "all are done", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE status = 'queued'`) == 0 })
 		cancel()
 		served.Wait()
 		require.Equal(db, n, db.count(`SELECT count(*) FROM tasks WHERE status = 'done' AND priority = 1 AND attempts = 1 AND session IS NULL`))
@@ -141,7 +140,7 @@ func TestRowsOfAProcessThatStoppedRenewingAreTakenOnAServer(t *testing.T) {
 		require.NotEmpty(db, more)
 		require.Greater(db, more[0].Token, got[0].Token)
 		require.Equal(db, 2, more[0].Attempt)
-		kit.Await(db.T, "all are free", func() bool {
+		testkit.Await(db.T, "all are free", func() bool {
 			return db.count(`SELECT count(*) FROM tasks WHERE session = '`+got[0].Session+`'`) == 0
 		})
 	})
@@ -168,7 +167,7 @@ func TestAFinishFindsItsRowByTheIndexThoughTheTableHasGrown(t *testing.T) {
 	finish()
 	w.stop()
 	require.NoError(t, w.store.Close()) // its sessions then tell what they have read
-	kit.Await(t, "all is told", func() bool {
+	testkit.Await(t, "all is told", func() bool {
 		return db.count(`SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'tasks'`) >= 200
 	})
 	require.Less(t, db.count(`SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'tasks'`), 50_000)
@@ -179,12 +178,12 @@ func TestRowsAreTakenForAWorkerAndFinishedByValue(t *testing.T) {
 	eachRowsServer(t, tasks, func(db *rowsDB) {
 		db.add(1, 4)
 		store := db.open()
-		server, err := claims.NewSession(store, claims.SessionConfig{Logger: kit.Quiet}) // which is never run
+		server, err := claims.NewSession(store, claims.SessionConfig{Logger: testkit.Quiet}) // which is never run
 		require.NoError(db, err)
 		rows, err := newRows(server, tasks)
 		require.NoError(db, err)
-		lease := kit.NewLease(db.T, store, tenure.LeaseConfig{Key: claims.SessionKey("worker 1")})
-		kit.MustAcquire(db.T, lease)
+		lease := testkit.NewLease(db.T, store, tenure.LeaseConfig{Key: claims.SessionKey("worker 1")})
+		testkit.MustAcquire(db.T, lease)
 		got, err := rows.TryTakeFor(db.Context(), "worker 1", claims.TakeOptions{N: 3})
 		require.NoError(db, err)
 		require.Equal(db, []string{"1", "2", "3"}, takenIDs(got))
@@ -225,7 +224,7 @@ func TestARowThatCannotBeFreedKeepsNoOther(t *testing.T) {
 			db.exec(`CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.id = 7 AND NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
 		}
 		require.NoError(db, a.store.Close())
-		ctx, cancel := context.WithTimeout(db.Context(), kit.Patience)
+		ctx, cancel := context.WithTimeout(db.Context(), testkit.Patience)
 		defer cancel()
 		for taken := 0; taken < 29; {
 			got, err := b.rows.Take(ctx, 100)
@@ -375,7 +374,7 @@ func TestRowsAreGivenUpAlthoughOneOfThemIsGone(t *testing.T) {
 		db.add(1, 3)
 		db.exec(`UPDATE tasks SET attempts = 1`)
 		w := db.worker(claims.SessionConfig{}, cfg)
-		kit.Await(db.T, "the others are given up", func() bool {
+		testkit.Await(db.T, "the others are given up", func() bool {
 			w.takesNone()
 			return db.count(`SELECT count(*) FROM tasks WHERE status = 'failed' AND session IS NULL`) == 2
 		})
@@ -399,7 +398,7 @@ func TestARowThatIsLockedKeepsNoOther(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, a.rows.Release(ctx, got[0]), context.DeadlineExceeded)
-	ctx, cancel = context.WithTimeout(t.Context(), kit.Patience)
+	ctx, cancel = context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	require.NoError(t, a.rows.Release(ctx, got[1]))
 	require.Equal(t, []string{"2"}, takenIDs(a.take(2)))
@@ -467,7 +466,7 @@ func TestAFinishIsNotCutShortByWhatItWaitedForALock(t *testing.T) {
 	t.Parallel()
 	db := rowsOnPostgres(t)
 	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
-	db.exec(kit.Must(tasks.PostgresDDL()))
+	db.exec(testkit.Must(tasks.PostgresDDL()))
 	db.add(1, 1)
 	open := db.open
 	db.open = func() tenure.Database {
@@ -475,7 +474,7 @@ func TestAFinishIsNotCutShortByWhatItWaitedForALock(t *testing.T) {
 		return struct {
 			tenure.Database
 			backend
-		}{store, storetest.Faulty(store, kit.Only("queue.end", func(ctx context.Context, _ storetest.Call, send func(context.Context) error) error {
+		}{store, storetest.Faulty(store, testkit.Only("queue.end", func(ctx context.Context, _ storetest.Call, send func(context.Context) error) error {
 			if err := send(ctx); err != nil || db.count(`SELECT count(*) FROM tasks WHERE status = 'done'`) == 0 {
 				return err
 			}
@@ -570,7 +569,7 @@ func TestTakesAtTheSameTimeShareStatements(t *testing.T) {
 		var given atomic.Int64
 		for i := range 40 {
 			all.Go(func() {
-				ctx, cancel := context.WithTimeout(db.Context(), kit.Patience)
+				ctx, cancel := context.WithTimeout(db.Context(), testkit.Patience)
 				if i%10 == 0 {
 					ctx, cancel = context.WithTimeout(db.Context(), time.Millisecond)
 				}
@@ -591,7 +590,7 @@ func TestTakesAtTheSameTimeShareStatements(t *testing.T) {
 			})
 		}
 		all.Wait()
-		kit.Await(db.T, "the rows that no take got are free", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == len(seen) })
+		testkit.Await(db.T, "the rows that no take got are free", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == len(seen) })
 	})
 }
 
@@ -645,7 +644,7 @@ func TestIDsOfEachType(t *testing.T) {
 func TestTheCheckOfATableNamesWhatIsWrong(t *testing.T) {
 	testkit.Slow(t)
 	check := func(db *rowsDB, cfg claims.QueueConfig) error {
-		s, err := claims.NewSession(db.open(), claims.SessionConfig{Logger: kit.Quiet})
+		s, err := claims.NewSession(db.open(), claims.SessionConfig{Logger: testkit.Quiet})
 		require.NoError(db, err)
 		rows, err := newRows(s, cfg)
 		require.NoError(db, err)
@@ -702,19 +701,19 @@ func TestTheCheckOfATableNamesWhatIsWrong(t *testing.T) {
 		require.NoError(t, check(db, tasks))
 	})
 	t.Run("role", func(t *testing.T) {
-		url, owner := kit.AsWorker(t)
+		url, owner := testkit.AsWorker(t)
 		ddl, err := tasks.PostgresDDL()
 		require.NoError(t, err)
-		kit.ExecPostgres(t, owner, `CREATE TABLE tasks (id bigint PRIMARY KEY, status text, priority int); `+ddl+`; GRANT SELECT ON tasks TO public`)
-		db := &rowsDB{T: t, open: func() tenure.Database { return kit.OpenPostgres(t, url, tenure.PostgresConfig{}) }}
+		testkit.ExecPostgres(t, owner, `CREATE TABLE tasks (id bigint PRIMARY KEY, status text, priority int); `+ddl+`; GRANT SELECT ON tasks TO public`)
+		db := &rowsDB{T: t, open: func() tenure.Database { return testkit.OpenPostgres(t, url, tenure.PostgresConfig{}) }}
 		require.ErrorContains(t, check(db, tasks), `GRANT UPDATE ON "public"."tasks" TO "worker_`)
-		kit.ExecPostgres(t, owner, `GRANT UPDATE ON tasks TO public; ALTER TABLE tasks ENABLE ROW LEVEL SECURITY`)
+		testkit.ExecPostgres(t, owner, `GRANT UPDATE ON tasks TO public; ALTER TABLE tasks ENABLE ROW LEVEL SECURITY`)
 		require.ErrorContains(t, check(db, tasks), "row-level security")
 	})
 }
 
 func TestBadInputToRows(t *testing.T) {
-	store := kit.OpenSQLite(t, ":memory:")
+	store := testkit.OpenSQLite(t, ":memory:")
 	s, err := claims.NewSession(store, claims.SessionConfig{})
 	require.NoError(t, err)
 	fail := func(context.Context, claims.Claim) error { return nil }
@@ -749,11 +748,11 @@ func TestBadInputToRows(t *testing.T) {
 	}
 	_, err = claims.NewQueue(nil, tasks)
 	require.ErrorIs(t, err, tenure.ErrInvalid)
-	_, err = claims.NewWorker(nil, kit.Must(claims.NewQueue(store, tasks)))
+	_, err = claims.NewWorker(nil, testkit.Must(claims.NewQueue(store, tasks)))
 	require.ErrorIs(t, err, tenure.ErrInvalid)
 	_, err = claims.NewWorker(s, nil)
 	require.ErrorIs(t, err, tenure.ErrInvalid)
-	_, err = claims.NewWorker(s, kit.Must(claims.NewQueue(kit.OpenSQLite(t, ":memory:"), tasks)))
+	_, err = claims.NewWorker(s, testkit.Must(claims.NewQueue(testkit.OpenSQLite(t, ":memory:"), tasks)))
 	require.ErrorContains(t, err, "is not in the session's store")
 	without := tasks
 	without.NotBefore = ""
@@ -776,7 +775,7 @@ func TestBadInputToRows(t *testing.T) {
 	}
 	_, _, err = rows.FinishStatement(claims.Claim{})
 	require.ErrorIs(t, err, tenure.ErrInvalid)
-	kit.MigrateClaims(t, store)
+	testkit.MigrateClaims(t, store)
 	require.ErrorIs(t, rows.Finish(ctx, c), tenure.ErrSetup)
 }
 
@@ -830,7 +829,7 @@ func TestThePlansUseThePartialIndexes(t *testing.T) {
 		rows := store.Backend().Rows(objects.RowsConfig{
 			Table: tasks.Table, ID: "id", Session: "session", Token: "token", Attempts: tasks.Attempts, NotBefore: tasks.NotBefore, Ready: tasks.Ready, OrderBy: tasks.OrderBy, Done: tasks.Done,
 			Expires: tasks.Expires, Lasts: tasks.Deadline,
-		}, kit.Quiet).(*pgobjects.Rows)
+		}, testkit.Quiet).(*pgobjects.Rows)
 		require.NoError(t, rows.Check(t.Context(), time.Minute))
 		var ids []string
 		var tokens []int64
@@ -840,7 +839,7 @@ func TestThePlansUseThePartialIndexes(t *testing.T) {
 		statements, args := rows.Statements("s0", ids, tokens)
 		for name, query := range statements {
 			err := pgx.BeginFunc(t.Context(), db.pool, func(tx pgx.Tx) error {
-				kit.ExecPostgres(t, tx, `SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL random_page_cost = 0.1`) // as all are sent
+				testkit.ExecPostgres(t, tx, `SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL random_page_cost = 0.1`) // as all are sent
 				got, err := tx.Query(t.Context(), "EXPLAIN (COSTS off) "+query, args[name]...)
 				if err != nil {
 					return err
@@ -860,7 +859,7 @@ func TestThePlansUseThePartialIndexes(t *testing.T) {
 		rows := db.open().(*tenure.SQLiteStore).Backend().Rows(objects.RowsConfig{
 			Table: tasks.Table, ID: "id", Session: "session", Token: "token", Attempts: tasks.Attempts, NotBefore: tasks.NotBefore, Ready: tasks.Ready, OrderBy: tasks.OrderBy, Done: tasks.Done,
 			Expires: tasks.Expires, Lasts: tasks.Deadline,
-		}, kit.Quiet).(*sqliteobjects.Rows)
+		}, testkit.Quiet).(*sqliteobjects.Rows)
 		for name, query := range rows.Statements() {
 			got, err := db.sql.Query("EXPLAIN QUERY PLAN "+query, "1", "2", "3", "4", "5")
 			require.NoError(t, err, name)

@@ -9,12 +9,12 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // remote begins a session that a server keeps for a worker.
 func (w *rowsWorld) remote(id string) string {
-	kit.MustAcquire(w, kit.NewLease(w, w.store, tenure.LeaseConfig{Key: claims.SessionKey(id), TTL: 10 * time.Hour}))
+	testkit.MustAcquire(w, testkit.NewLease(w, w.store, tenure.LeaseConfig{Key: claims.SessionKey(id), TTL: 10 * time.Hour}))
 	return id
 }
 

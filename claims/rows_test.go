@@ -19,7 +19,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // tasks is the table of most tests.
@@ -85,11 +84,11 @@ func rowsTableOnPostgres(t *testing.T, cfg claims.QueueConfig) *rowsDB {
 	return db
 }
 
-func rowsOnPostgres(t *testing.T) *rowsDB { return rowsOnPostgresAt(t, kit.PostgresURL(t)) }
+func rowsOnPostgres(t *testing.T) *rowsDB { return rowsOnPostgresAt(t, testkit.PostgresURL(t)) }
 
 func rowsOnPostgresAt(t *testing.T, url string) *rowsDB {
-	db := &rowsDB{T: t, sql: kit.OpenSQL(t, "pgx", url), pool: kit.PostgresPool(t, url), open: func() tenure.Database { return kit.OpenPostgres(t, url, tenure.PostgresConfig{}) }}
-	kit.MigrateClaims(t, db.open())
+	db := &rowsDB{T: t, sql: testkit.OpenSQL(t, "pgx", url), pool: testkit.PostgresPool(t, url), open: func() tenure.Database { return testkit.OpenPostgres(t, url, tenure.PostgresConfig{}) }}
+	testkit.MigrateClaims(t, db.open())
 	db.finish = func(r *workedQueue, c []claims.Claim, fn func(exec) error) error {
 		return r.FinishPostgres(db.Context(), c, func(tx pgx.Tx) error {
 			return fn(func(ctx context.Context, query string, args ...any) error {
@@ -103,10 +102,10 @@ func rowsOnPostgresAt(t *testing.T, url string) *rowsDB {
 
 func rowsOnSQLite(t *testing.T) *rowsDB {
 	path := filepath.Join(t.TempDir(), "tenure.db")
-	db := &rowsDB{T: t, open: func() tenure.Database { return kit.OpenSQLite(t, path) }}
-	kit.MigrateClaims(t, db.open())
+	db := &rowsDB{T: t, open: func() tenure.Database { return testkit.OpenSQLite(t, path) }}
+	testkit.MigrateClaims(t, db.open())
 	escaped := (&url.URL{Path: path}).EscapedPath() // the name of a fuzz test has a # in it
-	db.sql = kit.OpenSQL(t, "sqlite", "file:"+escaped+"?_txlock=immediate&_pragma=busy_timeout(10000)")
+	db.sql = testkit.OpenSQL(t, "sqlite", "file:"+escaped+"?_txlock=immediate&_pragma=busy_timeout(10000)")
 	db.finish = func(r *workedQueue, c []claims.Claim, fn func(exec) error) error {
 		return r.FinishSQLite(db.Context(), c, func(tx *sql.Tx) error { return fn(execIn(tx)) })
 	}
@@ -146,7 +145,7 @@ func (db *rowsDB) byStatementAnd(r *workedQueue, c claims.Claim, write func(exec
 	return tx.Commit()
 }
 
-func (db *rowsDB) exec(query string) { db.Helper(); kit.ExecSQL(db.T, db.sql, query) }
+func (db *rowsDB) exec(query string) { db.Helper(); testkit.ExecSQL(db.T, db.sql, query) }
 
 func (db *rowsDB) count(query string) (n int) {
 	db.Helper()
@@ -164,7 +163,7 @@ func (db *rowsDB) add(from, to int) {
 func (db *rowsDB) removeSession(session string) {
 	db.Helper()
 	store := db.open()
-	kit.Await(db.T, "the session is removed", func() bool { // it may be renewed meanwhile
+	testkit.Await(db.T, "the session is removed", func() bool { // it may be renewed meanwhile
 		record, err := store.Get(db.Context(), claims.SessionKey(session))
 		require.NoError(db, err)
 		return store.DeleteIf(db.Context(), record.Key, tenure.IfVersion(record.Version)) == nil
@@ -183,7 +182,7 @@ type worker struct {
 func (db *rowsDB) worker(session claims.SessionConfig, cfg claims.QueueConfig) *worker {
 	db.Helper()
 	w := &worker{db: db, store: db.open()}
-	session.Logger = kit.Quiet
+	session.Logger = testkit.Quiet
 	var err error
 	w.session, err = claims.NewSession(w.store, session)
 	require.NoError(db, err)
@@ -199,7 +198,7 @@ func (db *rowsDB) worker(session claims.SessionConfig, cfg claims.QueueConfig) *
 
 func (w *worker) take(n int) []claims.Claim {
 	w.db.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), kit.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	got, err := w.rows.Take(ctx, n)
 	require.NoError(w.db, err)

@@ -11,13 +11,12 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // remote begins the session of a worker that cannot reach the database, and returns its ID.
 func (db *rowsDB) remote(id string, ttl time.Duration) string {
 	db.Helper()
-	kit.AcquireBriefly(db, db.open(), tenure.LeaseConfig{Key: claims.SessionKey(id), TTL: ttl})
+	testkit.AcquireBriefly(db, db.open(), tenure.LeaseConfig{Key: claims.SessionKey(id), TTL: ttl})
 	return id
 }
 

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -26,8 +26,8 @@ type arena struct {
 	traits
 	t       *testing.T
 	rng     *rand.Rand // used only by the schedule's goroutine
-	line    *kit.Timeline
-	clock   *kit.StoreClock
+	line    *testkit.Timeline
+	clock   *testkit.StoreClock
 	db      *memDB // its mutex guards the state of the judge and the hosts, too; never held across a wait
 	judge   *judge
 	hosts   []*host
@@ -94,16 +94,16 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 	if !one(3) {
 		a.latency = a.ttl / 6000 // at most this each way: 5 ms for a TTL of 30 s
 	}
-	a.blocks = kit.RNG(seed, 201).IntN(2) == 0
-	if rng := kit.RNG(seed, 203); !a.restores && rng.IntN(2) == 0 {
+	a.blocks = testkit.RNG(seed, 201).IntN(2) == 0
+	if rng := testkit.RNG(seed, 203); !a.restores && rng.IntN(2) == 0 {
 		a.workers = 1 + rng.IntN(3)
 	}
-	if rng := kit.RNG(seed, 206); rng.IntN(2) == 0 {
+	if rng := testkit.RNG(seed, 206); rng.IntN(2) == 0 {
 		a.perKey = 1 + rng.IntN(2)
 	}
-	a.moves = kit.RNG(seed, 202).IntN(2) == 0
-	a.drains = kit.RNG(seed, 205).IntN(3) == 0
-	if rng := kit.RNG(seed, 204); rng.IntN(2) == 0 {
+	a.moves = testkit.RNG(seed, 202).IntN(2) == 0
+	a.drains = testkit.RNG(seed, 205).IntN(3) == 0
+	if rng := testkit.RNG(seed, 204); rng.IntN(2) == 0 {
 		a.slots = 1 + rng.IntN(4)
 		a.hurries = rng.IntN(8) == 0
 	}
@@ -121,10 +121,10 @@ func (a *arena) String() string {
 
 // runArena must be called in a bubble.
 func runArena(t *testing.T, seed uint64, sum *tally) {
-	rng := kit.RNG(seed, 0)
+	rng := testkit.RNG(seed, 0)
 	a := &arena{
 		traits: newTraits(seed, rng), t: t, rng: rng,
-		line: kit.NewTimeline(), clock: kit.NewStoreClock(1),
+		line: testkit.NewTimeline(), clock: testkit.NewStoreClock(1),
 		calm: make(chan struct{}), over: make(chan struct{}), marks: storetest.NewMem(),
 	}
 	a.db = newMemDB(a.clock.Now)
@@ -180,12 +180,12 @@ func (a *arena) calmDown() {
 	a.line.Say("arena", "nothing happens any more")
 	close(a.calm)
 	for _, h := range a.hosts {
-		h.turn(kit.WeatherClear, "", 0)
+		h.turn(testkit.WeatherClear, "", 0)
 		h.start()
 		_ = tenure.ClearDrain(context.Background(), a.marks, h.name)
 	}
 	for _, h := range a.remotes {
-		h.turn(kit.WeatherClear, "", 0)
+		h.turn(testkit.WeatherClear, "", 0)
 	}
 	time.Sleep(4 * a.longestTTL()) // until no statement whose answer was lost can land
 	a.locked(a.judge.calmBegins)

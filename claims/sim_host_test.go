@@ -12,7 +12,7 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/clock"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -21,15 +21,15 @@ type host struct {
 	a      *arena
 	name   string
 	ttl    time.Duration
-	dice   *kit.Dice
-	clocks kit.MachineClocks
+	dice   *testkit.Dice
+	clocks testkit.MachineClocks
 
-	blocking *kit.Dice // of its log
+	blocking *testkit.Dice // of its log
 
 	// Guarded by the database's mutex.
 	life      *life // the process that runs; nil if none does
 	lives     int
-	link      kit.Weather
+	link      testkit.Weather
 	only      string        // the one operation that the weather is for; empty: all
 	links     int           // how often the link has changed
 	paused    chan struct{} // closed when it is resumed; nil if it is not paused
@@ -40,7 +40,7 @@ type host struct {
 }
 
 func newHost(a *arena, i int) *host {
-	h := &host{a: a, name: fmt.Sprint("p", i), ttl: a.ttl, good: true, goodSince: time.Now(), dice: kit.NewDice(a.seed, 1+i), blocking: kit.NewDice(a.seed, 300+i)}
+	h := &host{a: a, name: fmt.Sprint("p", i), ttl: a.ttl, good: true, goodSince: time.Now(), dice: testkit.NewDice(a.seed, 1+i), blocking: testkit.NewDice(a.seed, 300+i)}
 	if a.unlikeTTLs {
 		h.ttl = []time.Duration{a.ttl / 2, a.ttl, a.ttl * 2}[a.rng.IntN(3)]
 	}
@@ -140,12 +140,12 @@ func (h *host) start() {
 	}
 	cfg := claims.SessionConfig{TTL: h.ttl, Holder: l.name, Expiry: h.a.expiry, Logger: h.a.line.Logger(l.name)}
 	if h.a.drains {
-		l.drain = kit.Must(tenure.NewDrain(storetest.Faulty(h.a.marks, l.call), h.name, cfg.Logger))
+		l.drain = testkit.Must(tenure.NewDrain(storetest.Faulty(h.a.marks, l.call), h.name, cfg.Logger))
 		l.drain.Follow(l.setDrained)
 		cfg.Drain = l.drain
 	}
 	if h.a.blocks {
-		b := kit.Blocker{Dice: h.blocking, TTL: h.ttl, Gone: l.gone, End: l.ended, Say: func(format string, args ...any) {
+		b := testkit.Blocker{Dice: h.blocking, TTL: h.ttl, Gone: l.gone, End: l.ended, Say: func(format string, args ...any) {
 			h.a.line.Say(l.name, format, args...)
 		}}
 		cfg.Logger = b.Logger(cfg.Logger)
@@ -328,7 +328,7 @@ func (h *host) change(do func()) {
 	h.a.db.mu.Lock()
 	defer h.a.db.mu.Unlock()
 	do()
-	good := h.link == kit.WeatherClear && h.paused == nil
+	good := h.link == testkit.WeatherClear && h.paused == nil
 	if good && !h.good {
 		h.goodSince = time.Now()
 	}

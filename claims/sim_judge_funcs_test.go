@@ -9,7 +9,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // This part of the judge checks funcs: when they begin, overlap, and are told to return.
@@ -75,7 +75,7 @@ func (j *judge) overlap(older, newer *run) {
 		j.violated("S1", "%s's func for %s with token %d overlaps with %s's with %d", older.life.name, older.ID, older.Token, newer.life.name, newer.Token)
 		return
 	}
-	kit.Count(&j.excused, why)
+	testkit.Count(&j.excused, why)
 	j.a.line.Say("judge", "%s's func for %s overlaps with %s's, excused: %s", older.life.name, older.ID, newer.life.name, why)
 }
 
@@ -112,9 +112,9 @@ func (j *judge) isTold(r *run, cause error) {
 	well, isWell := l.isWell()
 	switch {
 	case errors.Is(cause, tenure.ErrResigned):
-		kit.Count(&j.ends, "released")
+		testkit.Count(&j.ends, "released")
 		if errors.Is(cause, claims.ErrDrained) { // perhaps before the judge is told of the drain, at the same moment
-			kit.Count(&j.judged, "funcs told by a drain")
+			testkit.Count(&j.judged, "funcs told by a drain")
 			if time.Since(l.h.drained) > l.h.ttl {
 				j.violated("cause", "%s's claim of %s ends by an unrequested drain", l.name, r.ID)
 			}
@@ -122,12 +122,12 @@ func (j *judge) isTold(r *run, cause error) {
 			j.violated("cause", "%s's claim of %s ends by an unrequested release", l.name, r.ID)
 		}
 	case errors.Is(cause, tenure.ErrShutdown):
-		kit.Count(&j.ends, "shutdown")
+		testkit.Count(&j.ends, "shutdown")
 		if !l.stopping {
 			j.violated("cause", "%s's claim of %s ends by an unrequested shutdown", l.name, r.ID)
 		}
 	case errors.Is(cause, tenure.ErrLost):
-		kit.Count(&j.ends, "lost")
+		testkit.Count(&j.ends, "lost")
 		if _, moved := j.moved[r.Claim]; s.stands() && !s.tainted && !moved {
 			j.violated("cause", "%s counts as lost although its record stands", s.who())
 		}
@@ -136,7 +136,7 @@ func (j *judge) isTold(r *run, cause error) {
 			j.violated("failover", "%s has lost %s by it, although nothing else was wrong", s.who(), r.ID)
 		}
 	case errors.Is(cause, tenure.ErrDeadline):
-		kit.Count(&j.ends, "deadline")
+		testkit.Count(&j.ends, "deadline")
 		// A call that was hanging when the last fault ended takes at most another TTL/6, and
 		// the next one follows within another.
 		if isWell && time.Since(well) > l.h.ttl*2/5 && !s.tainted {

@@ -8,7 +8,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // This part of the judge checks the rows that remote workers take and finish by value.
@@ -35,7 +35,7 @@ func (j *judge) workBegins(p *remote, c claims.Claim) {
 
 func (j *judge) jobTaken(ctx context.Context, job *memJob) {
 	s, by := j.sessions[job.Session], lifeOf(ctx)
-	kit.Count(&j.rows, "taken")
+	testkit.Count(&j.rows, "taken")
 	j.a.line.Say(by.name, "%s is taken for session %.4s: %d", job.ID, job.Session, job.Token)
 	for _, p := range j.remotes {
 		for c, works := range p.have {
@@ -52,10 +52,10 @@ func (j *judge) jobTaken(ctx context.Context, job *memJob) {
 		j.violated("K", "%s takes %s, so that %d rows of key %s are claimed, of %d", by.name, job.ID, claimed, job.key, j.a.perKey)
 	}
 	if full, _ := j.a.rows.isFull(job); full {
-		kit.Count(&j.rows, "the last of a key")
+		testkit.Count(&j.rows, "the last of a key")
 	}
 	if !s.stands() { // it is free again within a TTL
-		kit.Count(&j.rows, "taken for a session that was gone")
+		testkit.Count(&j.rows, "taken for a session that was gone")
 	}
 }
 
@@ -72,15 +72,15 @@ func (j *judge) jobFreed(ctx context.Context, before objects.Claim, how *objects
 	s, by := j.sessions[before.Session], lifeOf(ctx)
 	switch {
 	case how == nil:
-		kit.Count(&j.rows, "freed")
+		testkit.Count(&j.rows, "freed")
 		j.a.line.Say(by.name, "frees %s of session %.4s", before.ID, before.Session)
 		if s.stands() {
 			j.violated("R6", "%s frees %s, although %s stands", by.name, before.ID, s.who())
 		}
 	case how.Done:
-		kit.Count(&j.rows, "finished")
+		testkit.Count(&j.rows, "finished")
 		if !s.stands() {
-			kit.Count(&j.rows, "finished after the session was gone") // and before anybody took the row
+			testkit.Count(&j.rows, "finished after the session was gone") // and before anybody took the row
 		}
 		j.a.line.Say(by.name, "FINISHES %s of session %.4s: %d", before.ID, before.Session, before.Token)
 		if by, twice := j.doneBy[before.ID]; twice {
@@ -88,7 +88,7 @@ func (j *judge) jobFreed(ctx context.Context, before objects.Claim, how *objects
 		}
 		j.doneBy[before.ID] = before
 	default:
-		kit.Count(&j.rows, "released")
+		testkit.Count(&j.rows, "released")
 		j.a.line.Say(by.name, "releases %s of session %.4s", before.ID, before.Session)
 	}
 }
@@ -101,7 +101,7 @@ func (j *judge) finishAnswered(l *life, done []claims.Claim, err error) {
 		case err == nil && j.doneBy[c.Key.ID] != rowOf(c):
 			j.violated("R2", "%s accepts a finish of %s with token %d, whose claim has ended; the row has %+v", l.name, c, c.Token, row.Claim)
 		case errors.Is(err, tenure.ErrLost):
-			kit.Count(&j.rows, "late finishes refused")
+			testkit.Count(&j.rows, "late finishes refused")
 			if row.Claim == rowOf(c) {
 				j.violated("R2", "%s refuses a finish of %s with token %d, whose claim stands", l.name, c, c.Token)
 			}
@@ -113,10 +113,10 @@ func (j *judge) finishAnswered(l *life, done []claims.Claim, err error) {
 func (j *judge) remoteDeleted(by *life, s *session, r *remoteRecord) {
 	age := time.Since(s.renewed)
 	if r.leaves {
-		kit.Count(&j.rows, "workers that left")
+		testkit.Count(&j.rows, "workers that left")
 		return
 	}
-	kit.Count(&j.rows, "workers' sessions removed")
+	testkit.Count(&j.rows, "workers' sessions removed")
 	j.a.line.Say(by.name, "REMOVES worker %s's session %.4s", r.worker.name, s.id)
 	if j.mayLookExpired(s) {
 		return

@@ -10,7 +10,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // judge sees each write of a record and of a row as it lands, and each start and end of a
@@ -105,7 +105,7 @@ func newJudge(a *arena) *judge {
 }
 
 func (j *judge) violated(rule, format string, args ...any) {
-	kit.Count(&j.broken, rule)
+	testkit.Count(&j.broken, rule)
 	j.a.line.Say("JUDGE", rule+": "+format, args...)
 	if j.until == "" {
 		j.until = j.a.line.String()
@@ -174,7 +174,7 @@ func (j *judge) recordDeleted(ctx context.Context, id string) {
 	}
 	if own {
 		j.a.line.Say(by.name, "session %s ends", id[:4])
-		kit.Count(&j.judged, "sessions that ended")
+		testkit.Count(&j.judged, "sessions that ended")
 		if by.taking[id] > 0 && !by.dead() {
 			j.violated("S6", "%s ends while it claims", s.who())
 		}
@@ -188,7 +188,7 @@ func (j *judge) recordDeleted(ctx context.Context, id string) {
 		return
 	}
 	j.a.line.Say(by.name, "REMOVES %s", s.who())
-	kit.Count(&j.judged, "burials")
+	testkit.Count(&j.judged, "burials")
 	if age < s.ttl-time.Millisecond && !j.mayLookExpired(s) && !s.tainted {
 		j.violated("S4", "%s removes %s, which was renewed %v ago", by.name, s.who(), age)
 	}
@@ -197,7 +197,7 @@ func (j *judge) recordDeleted(ctx context.Context, id string) {
 	}
 	j.removedInTime(s)
 	if j.a.removersCrash && by.h.life == by && by.h.dice.One(2) {
-		kit.Count(&j.faults, "crash of a remover")
+		testkit.Count(&j.faults, "crash of a remover")
 		by.h.crashes()
 		h := by.h
 		j.a.running.Go(func() {
@@ -218,18 +218,18 @@ func (j *judge) rowTaken(ctx context.Context, before, after objects.Claim) {
 	}
 	k.token = after.Token
 	if after.Kind == slotKind {
-		kit.Count(&j.judged, "slots taken")
+		testkit.Count(&j.judged, "slots taken")
 		j.slotTaken(l, after)
 	}
 	if _, moved := j.moved[before]; before.Session != "" && !moved {
-		kit.Count(&j.judged, "claims of rows of the dead")
+		testkit.Count(&j.judged, "claims of rows of the dead")
 		if old := j.sessions[before.Session]; old.stands() {
 			j.violated("S1", "%s takes %s from %s, which stands", l.name, after.ID, old.who())
 		}
 	}
 	j.noProcessHolds(k, l.name+" claims "+after.ID)
 	if !s.stands() {
-		kit.Count(&j.judged, "claims by the dead")
+		testkit.Count(&j.judged, "claims by the dead")
 		if s != nil && !s.tainted && s.gone.Before(senderOf(ctx).called) && l.h.resumedAt.Before(s.gone) && !j.mayLookExpired(s) {
 			j.violated("S6", "%s claims %s for session %s, which is gone", l.name, after.ID, s.id[:4])
 		}
@@ -257,7 +257,7 @@ func (j *judge) slotTaken(l *life, c objects.Claim) {
 // rowReasserted is called when a session has written a claim again that a failover has lost.
 func (j *judge) rowReasserted(ctx context.Context, after objects.Claim) {
 	k, l := j.keys[after.ID], lifeOf(ctx)
-	kit.Count(&j.judged, "claims written again")
+	testkit.Count(&j.judged, "claims written again")
 	j.a.line.Say(l.name, "%s is claimed again by session %s: %d", after.ID, after.Session[:4], after.Token)
 	for _, c := range k.claims {
 		if _, moved := j.moved[after]; !moved && c.Token > after.Token && !c.life.dead() && c.life.holds(claimOf(c.Claim)) {
@@ -269,7 +269,7 @@ func (j *judge) rowReasserted(ctx context.Context, after objects.Claim) {
 
 // rowMoved is called when a process has moved a claim to itself.
 func (j *judge) rowMoved(ctx context.Context, seen, before, after objects.Claim) {
-	kit.Count(&j.judged, "claims that were moved")
+	testkit.Count(&j.judged, "claims that were moved")
 	if l := lifeOf(ctx); before != seen {
 		j.violated("move", "%s moves %s with token %d, and has seen %d", l.name, after.ID, before.Token, seen.Token)
 	} else if before.Session == after.Session {
@@ -307,11 +307,11 @@ func (j *judge) noProcessHolds(k *key, when string) {
 		_, moved := j.moved[c.Claim]
 		switch {
 		case moved:
-			kit.Count(&j.excused, "valid: moved")
+			testkit.Count(&j.excused, "valid: moved")
 		case j.mayBeOutwaited(s):
-			kit.Count(&j.excused, "valid: longer TTL")
+			testkit.Count(&j.excused, "valid: longer TTL")
 		case j.mayLookExpired(s):
-			kit.Count(&j.excused, "valid: clock")
+			testkit.Count(&j.excused, "valid: clock")
 		default:
 			j.violated("S1", "%s while %s holds it with token %d", when, s.who(), c.Token)
 		}
@@ -346,9 +346,9 @@ func (j *judge) fencedWrite(_ context.Context, by objects.Claim, err error) {
 	case err == nil && !k.tainted && by.Token < k.token:
 		j.violated("S2", "a write under the claim of %s with token %d lands after that with %d began", by.ID, by.Token, k.token)
 	case err == nil:
-		kit.Count(&j.fenced, "landed")
+		testkit.Count(&j.fenced, "landed")
 	default:
-		kit.Count(&j.fenced, "refused")
+		testkit.Count(&j.fenced, "refused")
 	}
 }
 

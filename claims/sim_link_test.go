@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -57,20 +57,20 @@ func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Co
 	return err
 }
 
-func (l *life) fate(op string) kit.Fate {
+func (l *life) fate(op string) testkit.Fate {
 	h := l.h
-	var weather kit.Weather
+	var weather testkit.Weather
 	h.a.locked(func() {
 		if h.only == "" || h.only == op {
 			weather = h.link
 		}
 	})
-	var f kit.Fate
+	var f testkit.Fate
 	if h.a.latency > 0 {
 		f.Request, f.Answer = h.dice.UpTo(h.a.latency), h.dice.UpTo(h.a.latency)
 	}
 	f.In(weather, h.dice, min(h.ttl/3, 20*time.Second))
-	if weather != kit.WeatherClear && op == "claims.take" && h.dice.One(3) { // most land within their limit and a TTL, or never
+	if weather != testkit.WeatherClear && op == "claims.take" && h.dice.One(3) { // most land within their limit and a TTL, or never
 		f.Request = min(h.ttl, f.Request+h.dice.UpTo(h.ttl))
 		if h.dice.One(3) { // or very late
 			f.Request += h.dice.UpTo(3 * h.ttl)

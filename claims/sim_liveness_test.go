@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // This part of the judge checks what must happen in time: S4, S6 and S7, that a call that
@@ -271,7 +271,7 @@ func (j *judge) calmEnds() {
 		if since, ok := l.isRested(); !ok || since.After(j.calmSince) {
 			continue
 		}
-		kit.Count(&j.judged, "calm processes")
+		testkit.Count(&j.judged, "calm processes")
 		for op, most := range map[string]int{
 			"put": int(length/(l.h.ttl/3)) + 1, "claims.sessions": int(length/(shortest*3/4)) + 1 + j.begun - j.calmBegun,
 			"claims.take": 0, "claims.move": 0, "claims.look": 0, "list": int(length/(shortest*3/4)) + 1,

@@ -16,7 +16,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/clock"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // The processes of an arena are also servers of a queue, for workers that cannot reach the database: a
@@ -39,7 +39,7 @@ type remoteSession struct {
 }
 
 func (l *life) remoteLease(id string) *tenure.Lease {
-	lease, err := tenure.NewLease(l.store, tenure.LeaseConfig{Key: claims.SessionKey(id), Holder: l.name, TTL: l.h.a.ttl, Expiry: l.h.a.expiry, Logger: kit.Quiet})
+	lease, err := tenure.NewLease(l.store, tenure.LeaseConfig{Key: claims.SessionKey(id), Holder: l.name, TTL: l.h.a.ttl, Expiry: l.h.a.expiry, Logger: testkit.Quiet})
 	if err != nil {
 		panic(err)
 	}
@@ -122,7 +122,7 @@ type remote struct {
 }
 
 func newRemoteHost(a *arena, i int) *remoteHost {
-	return &remoteHost{host: &host{a: a, name: fmt.Sprint("w", i), ttl: a.ttl, good: true, dice: kit.NewDice(a.seed, 500+i)}}
+	return &remoteHost{host: &host{a: a, name: fmt.Sprint("w", i), ttl: a.ttl, good: true, dice: testkit.NewDice(a.seed, 500+i)}}
 }
 
 // run runs processes until nothing happens any more.
@@ -192,14 +192,14 @@ func send[T any](p *remote, handle func(context.Context, *life) (T, error)) (ans
 	d, limit := p.h.dice, 2*p.a.patience()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	f := kit.Fate{Request: time.Microsecond + d.UpTo(p.a.latency+1), Answer: d.UpTo(p.a.latency + 1)}
-	var weather kit.Weather
+	f := testkit.Fate{Request: time.Microsecond + d.UpTo(p.a.latency+1), Answer: d.UpTo(p.a.latency + 1)}
+	var weather testkit.Weather
 	p.a.locked(func() { weather = p.h.link })
 	f.In(weather, d, limit)
 	if f.Request == 0 { // else a server that is paused would hold up the caller beyond its limit
 		f.Request = time.Microsecond
 	}
-	if weather != kit.WeatherClear && d.One(4) { // the network delivers it very late
+	if weather != testkit.WeatherClear && d.One(4) { // the network delivers it very late
 		f.Request += d.UpTo(3 * p.a.ttl)
 	}
 	var got atomic.Pointer[T]
@@ -226,7 +226,7 @@ func send[T any](p *remote, handle func(context.Context, *life) (T, error)) (ans
 	return answer, err
 }
 
-func (a *arena) anyServer(d *kit.Dice) (l *life) {
+func (a *arena) anyServer(d *testkit.Dice) (l *life) {
 	i := d.N(len(a.hosts))
 	a.locked(func() { l = a.hosts[i].life })
 	return l
@@ -374,7 +374,7 @@ func (p *remote) work(ctx context.Context, c claims.Claim) {
 
 // addJobs adds rows until nothing happens any more.
 func (a *arena) addJobs() {
-	rng := kit.RNG(a.seed, 600)
+	rng := testkit.RNG(a.seed, 600)
 	for n := 0; !a.isCalm(); n++ {
 		id := fmt.Sprintf("j%05d", n)
 		a.locked(func() {

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // schedule makes events happen until the arena calms down. Some of the pauses between them are
@@ -25,7 +25,7 @@ func (a *arena) schedule() {
 }
 
 func (a *arena) upTo(most time.Duration) time.Duration {
-	return kit.Scale(most, float64(1+a.rng.IntN(1000))/1000/float64(int(1)<<a.rng.IntN(5)))
+	return testkit.Scale(most, float64(1+a.rng.IntN(1000))/1000/float64(int(1)<<a.rng.IntN(5)))
 }
 
 // event is something that can happen in an arena.
@@ -36,17 +36,17 @@ type event struct {
 
 var events = []event{
 	{25, func(a *arena, h *host) string {
-		weather := kit.Weathers[a.rng.IntN(len(kit.Weathers))]
+		weather := testkit.Weathers[a.rng.IntN(len(testkit.Weathers))]
 		h.turn(weather, "", a.upTo(3*a.ttl))
 		return string(weather)
 	}},
 	{15, func(a *arena, h *host) string {
-		weather, op := kit.Weathers[a.rng.IntN(len(kit.Weathers))], []string{"claims.take", "claims.take", "claims.free", "put", "delete", "claims.owned", "claims.look", "claims.sessions"}[a.rng.IntN(8)]
+		weather, op := testkit.Weathers[a.rng.IntN(len(testkit.Weathers))], []string{"claims.take", "claims.take", "claims.free", "put", "delete", "claims.owned", "claims.look", "claims.sessions"}[a.rng.IntN(8)]
 		h.turn(weather, op, a.upTo(3*a.ttl))
 		return string(weather) + " of one kind of statement"
 	}},
 	{7, func(a *arena, _ *host) string {
-		weather, d := kit.Weathers[a.rng.IntN(len(kit.Weathers))], a.upTo(2*a.ttl)
+		weather, d := testkit.Weathers[a.rng.IntN(len(testkit.Weathers))], a.upTo(2*a.ttl)
 		for _, h := range a.hosts {
 			h.turn(weather, "", d)
 		}
@@ -77,7 +77,7 @@ var (
 		{7, func(a *arena, h *host) string { h.pause(a.upTo(3*a.ttl), true); return "suspend" }},
 		{6, func(a *arena, h *host) string { // for less than the TTL, and without a network afterwards
 			d := a.upTo(a.ttl)
-			h.turn(kit.WeatherCut, "", d+a.upTo(2*a.ttl))
+			h.turn(testkit.WeatherCut, "", d+a.upTo(2*a.ttl))
 			h.pause(d, true)
 			return "suspend, then a partition"
 		}},
@@ -95,7 +95,7 @@ var (
 	}}
 	workerEvents = []event{
 		{10, func(a *arena, _ *host) string {
-			weather, h := kit.Weathers[a.rng.IntN(len(kit.Weathers))], a.remotes[a.rng.IntN(len(a.remotes))]
+			weather, h := testkit.Weathers[a.rng.IntN(len(testkit.Weathers))], a.remotes[a.rng.IntN(len(a.remotes))]
 			h.turn(weather, "", a.upTo(3*a.ttl))
 			return "worker's link: " + string(weather)
 		}},
@@ -160,7 +160,7 @@ func (a *arena) happens(all []event) {
 	for _, e := range all {
 		if n -= e.weight; n < 0 {
 			what := e.do(a, h)
-			a.locked(func() { kit.Count(&a.judge.faults, what) })
+			a.locked(func() { testkit.Count(&a.judge.faults, what) })
 			return
 		}
 	}
@@ -194,8 +194,8 @@ func (a *arena) restore() {
 }
 
 // turn changes the weather of a host's link for a while, unless it has changed again meanwhile.
-func (h *host) turn(to kit.Weather, op string, d time.Duration) {
-	if to != kit.WeatherClear {
+func (h *host) turn(to testkit.Weather, op string, d time.Duration) {
+	if to != testkit.WeatherClear {
 		h.a.line.Say(h.name, "link: %s for %v %s", to, d, op)
 	}
 	mine := 0
@@ -204,13 +204,13 @@ func (h *host) turn(to kit.Weather, op string, d time.Duration) {
 		h.links++
 		mine = h.links
 	})
-	if to == kit.WeatherClear {
+	if to == testkit.WeatherClear {
 		return
 	}
 	h.a.later(d, func() {
 		h.change(func() {
 			if h.links == mine {
-				h.link = kit.WeatherClear
+				h.link = testkit.WeatherClear
 				h.a.line.Say(h.name, "link: clear")
 			}
 		})

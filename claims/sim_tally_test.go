@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // tally counts what happened.
@@ -48,7 +48,7 @@ func (t *tally) add(o *tally) {
 	for _, m := range []struct{ to, from *map[string]int }{
 		{&t.ends, &o.ends}, {&t.fenced, &o.fenced}, {&t.faults, &o.faults}, {&t.rows, &o.rows}, {&t.judged, &o.judged}, {&t.excused, &o.excused}, {&t.broken, &o.broken},
 	} {
-		kit.MergeCounts(m.to, *m.from)
+		testkit.MergeCounts(m.to, *m.from)
 	}
 }
 
@@ -81,7 +81,7 @@ func (t *tally) String() string {
 		{"funcs told to return by", t.ends}, {"fenced writes", t.fenced}, {"faults", t.faults}, {"rows and workers", t.rows},
 		{"judged", t.judged}, {"overlaps excused", t.excused}, {"rules broken", t.broken},
 	} {
-		fmt.Fprintf(&b, "%s: %s\n", s.what, kit.FormatCounts(s.m))
+		fmt.Fprintf(&b, "%s: %s\n", s.what, testkit.FormatCounts(s.m))
 	}
 	return b.String()
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // The simulation runs several processes with real sessions, in virtual time and under faults
@@ -74,12 +74,12 @@ func TestSimulation(t *testing.T) {
 
 func simulate(t *testing.T, seed uint64, sum *tally) {
 	command := fmt.Sprintf("go test ./claims -run TestSimulation -sim.seed=%d -count=50", seed)
-	kit.Simulate(t, command, func(t *testing.T) { runArena(t, seed, sum) })
+	testkit.Simulate(t, command, func(t *testing.T) { runArena(t, seed, sum) })
 }
 
-func TestMain(m *testing.M) { kit.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 var (
-	flags     = kit.NewSimFlags("arena", "session", 10*time.Second)
+	flags     = testkit.NewSimFlags("arena", "session", 10*time.Second)
 	slotsFlag = flag.Bool("sim.slots", false, "processes do little else than take slots and give them back")
 )

@@ -17,7 +17,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 func (p *process) slots(n int) *claims.Slots {
@@ -202,7 +201,7 @@ func TestASlotThatTheDatabaseRefusesIsLeft(t *testing.T) {
 			got = append(got, mustTake(w, s))
 		}
 		require.NoError(w, s.Release(w.Context(), got...))
-		kit.ExecSQL(t, w.store.(*tenure.SQLiteStore).DB(), `CREATE TRIGGER refuses BEFORE UPDATE ON objects_claims
+		testkit.ExecSQL(t, w.store.(*tenure.SQLiteStore).DB(), `CREATE TRIGGER refuses BEFORE UPDATE ON objects_claims
 			WHEN NEW.id = '0' AND NEW.session IS NOT NULL BEGIN SELECT RAISE(ABORT, 'not this one'); END`)
 		require.Equal(w, 1, s.Number(mustTake(w, s)))
 		require.Len(w, w.owned(a.session.ID()), 1)
@@ -247,7 +246,7 @@ func TestASlotWhoseAnswerIsLostIsTakenAgain(t *testing.T) {
 		a, b := w.start("a"), w.start("b")
 		ofA, ofB := a.slots(1), b.slots(1)
 		require.NoError(w, ofA.Release(w.Context(), mustTake(w, ofA)))
-		a.fault(kit.Once(kit.Only("claims.take", kit.LoseAnswer)))
+		a.fault(testkit.Once(testkit.Only("claims.take", testkit.LoseAnswer)))
 		c, err := ofA.Take(w.Context())
 		require.NoError(w, err)
 		_, err = ofB.TryTake(w.Context())
@@ -264,7 +263,7 @@ func TestStatementsOfSlots(t *testing.T) {
 		ofA, ofB := a.slots(1), b.slots(1)
 		c := mustTake(w, ofA)
 		require.NoError(w, ofA.Release(w.Context(), c))
-		var traffic kit.Calls
+		var traffic testkit.Calls
 		a.fault(traffic.Count("", nil))
 		c = mustTake(w, ofA)
 		require.NoError(w, ofA.Release(w.Context(), c))
@@ -301,10 +300,10 @@ func TestSlotsUnderLoad(t *testing.T) {
 	testkit.Slow(t)
 	for name, open := range map[string]func(t *testing.T) tenure.Database{
 		"postgres": func(t *testing.T) tenure.Database {
-			return kit.OpenPostgres(t, kit.PostgresURL(t), tenure.PostgresConfig{})
+			return testkit.OpenPostgres(t, testkit.PostgresURL(t), tenure.PostgresConfig{})
 		},
 		"sqlite": func(t *testing.T) tenure.Database {
-			return kit.OpenSQLite(t, filepath.Join(t.TempDir(), "tenure.db"))
+			return testkit.OpenSQLite(t, filepath.Join(t.TempDir(), "tenure.db"))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -360,7 +359,7 @@ func TestSlotsUnderLoad(t *testing.T) {
 					t.Errorf("p%d took %d of %d", i, share, *slotTakes)
 				}
 			}
-			t.Logf("%d takes of %d processes:%s; from a release to the next holder p50 %v, p99 %v", *slotTakes, processes, shares, kit.Percentile(gaps, 50), kit.Percentile(gaps, 99))
+			t.Logf("%d takes of %d processes:%s; from a release to the next holder p50 %v, p99 %v", *slotTakes, processes, shares, testkit.Percentile(gaps, 50), testkit.Percentile(gaps, 99))
 		})
 	}
 }

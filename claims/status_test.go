@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 func TestTheStatusTellsWhatASessionHoldsAndRuns(t *testing.T) {
@@ -85,7 +85,7 @@ func TestTheStatusTellsThatASessionIsLostAndThatItsFuncsOverstay(t *testing.T) {
 		c := p.claimOne("one")
 		p.work(c, 5*time.Minute)
 		synctest.Wait()
-		p.fault(kit.Refuse)
+		p.fault(testkit.Refuse)
 		time.Sleep(15 * time.Second)
 		status := p.session.Status()
 		require.True(w, status.Valid)
@@ -117,7 +117,7 @@ func TestTheStatusCountsWhatWasRemovedAndFreed(t *testing.T) {
 		a.claim(names(100)...)
 		require.NoError(w, b.keys.Release(w.Context(), b.claimOne("mine")), "which does not count")
 		a.crash()
-		b.fault(kit.Only("claims.free", kit.Refuse))
+		b.fault(testkit.Only("claims.free", testkit.Refuse))
 		time.Sleep(2 * ttl)
 		status := b.session.Status()
 		require.EqualValues(w, 1, status.Removed)
@@ -145,7 +145,7 @@ func TestTheStatusOfManyClaimsTakesNoLonger(t *testing.T) {
 
 func TestAStatusBeforeTheFirstSession(t *testing.T) {
 	inBubble(t, func(w *world) {
-		session, err := claims.NewSession(kit.OpenSQLite(w.T, ":memory:"), claims.SessionConfig{Holder: "a", Logger: kit.Quiet})
+		session, err := claims.NewSession(testkit.OpenSQLite(w.T, ":memory:"), claims.SessionConfig{Holder: "a", Logger: testkit.Quiet})
 		require.NoError(w, err)
 		text, err := json.Marshal(session.Status())
 		require.NoError(w, err)

@@ -12,7 +12,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -36,25 +35,25 @@ func TestTablesThatAnswerNothingDelayNoOther(t *testing.T) {
 		a, b, c := w.start("a"), w.start("b"), w.start("c")
 		var ofA, ofC *workedQueue
 		for i, cfg := range fourTables() {
-			kit.ExecSQL(w.T, db, fmt.Sprintf(createTable, cfg.Table))
-			kit.ExecSQL(w.T, db, kit.Must(cfg.SQLiteDDL()))
+			testkit.ExecSQL(w.T, db, fmt.Sprintf(createTable, cfg.Table))
+			testkit.ExecSQL(w.T, db, testkit.Must(cfg.SQLiteDDL()))
 			if i < 3 {
 				(&rowsWorld{world: w}).rowsOf(c, cfg)
 				continue
 			}
-			kit.ExecSQL(w.T, db, `INSERT INTO tasks3 (id) VALUES (1)`)
-			ofA = kit.Must(newRows(kit.Must(claims.NewSession(w.store, claims.SessionConfig{Logger: kit.Quiet})), cfg))
+			testkit.ExecSQL(w.T, db, `INSERT INTO tasks3 (id) VALUES (1)`)
+			ofA = testkit.Must(newRows(testkit.Must(claims.NewSession(w.store, claims.SessionConfig{Logger: testkit.Quiet})), cfg))
 			ofC = (&rowsWorld{world: w}).rowsOf(c, cfg)
 		}
 		a.claimOne("k")
 		got, err := ofA.TryTakeFor(w.Context(), a.session.ID(), claims.TakeOptions{N: 1})
 		require.NoError(w, err)
 		require.Len(w, got, 1)
-		c.fault(kit.Only("queue.sessions", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+		c.fault(testkit.Only("queue.sessions", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 			if call.Key.Type == "tasks3" {
 				return do(ctx)
 			}
-			return kit.Hang(ctx, call, do)
+			return testkit.Hang(ctx, call, do)
 		}))
 		time.Sleep(67 * time.Second)
 		b.stop() // otherwise it would remove the session
@@ -79,9 +78,9 @@ func TestAKeyOfTheDeadIsFreeInTimeThoughTheUsersTablesAreLocked(t *testing.T) {
 	testkit.Slow(t)
 	t.Parallel()
 	const ttl = 6 * time.Second
-	url := kit.PostgresURL(t)
-	w := newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
-	db := kit.OpenSQL(t, "pgx", url)
+	url := testkit.PostgresURL(t)
+	w := newWorld(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	db := testkit.OpenSQL(t, "pgx", url)
 	a, b := w.startWith("a", claims.SessionConfig{TTL: ttl}), w.startWith("b", claims.SessionConfig{TTL: ttl})
 	var serving sync.WaitGroup
 	defer serving.Wait()
@@ -89,9 +88,9 @@ func TestAKeyOfTheDeadIsFreeInTimeThoughTheUsersTablesAreLocked(t *testing.T) {
 	defer cancel()
 	lock := ""
 	for _, cfg := range fourTables() {
-		kit.ExecSQL(t, db, fmt.Sprintf(createTable, cfg.Table))
-		kit.ExecSQL(t, db, kit.Must(cfg.PostgresDDL()))
-		rows := kit.Must(newRows(b.session, cfg))
+		testkit.ExecSQL(t, db, fmt.Sprintf(createTable, cfg.Table))
+		testkit.ExecSQL(t, db, testkit.Must(cfg.PostgresDDL()))
+		rows := testkit.Must(newRows(b.session, cfg))
 		require.NoError(t, rows.Check(ctx))
 		serving.Go(func() { _ = rows.Serve(ctx, 1, func(context.Context, claims.Claim) error { return nil }) })
 		lock += "LOCK TABLE " + cfg.Table + " IN ACCESS EXCLUSIVE MODE;"
@@ -114,9 +113,9 @@ func TestAKeyOfTheDeadIsFreeInTimeThoughTheUsersTablesAreLocked(t *testing.T) {
 func TestAKeyIsClaimedWhileStatementsWaitForALockedTable(t *testing.T) {
 	db := rowsOnPostgres(t)
 	db.exec(fmt.Sprintf(createTable, "tasks"))
-	db.exec(kit.Must(tasks.PostgresDDL()))
+	db.exec(testkit.Must(tasks.PostgresDDL()))
 	a := db.worker(claims.SessionConfig{TTL: time.Minute}, tasks) // so a statement has ten seconds
-	keys := kit.Must(claims.NewKeys(a.session, "tenant"))
+	keys := testkit.Must(claims.NewKeys(a.session, "tenant"))
 	require.NoError(t, a.rows.Check(t.Context()))
 	_, err := keys.TryClaim(t.Context(), "before")
 	require.NoError(t, err)
@@ -132,7 +131,7 @@ func TestAKeyIsClaimedWhileStatementsWaitForALockedTable(t *testing.T) {
 			takes <- err
 		}()
 	}
-	kit.Await(t, "the statements wait", func() bool {
+	testkit.Await(t, "the statements wait", func() bool {
 		return db.count(`SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND state = 'active'`) >= 3
 	})
 	_, err = keys.TryClaim(t.Context(), "k")

@@ -16,7 +16,6 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // tables are those of one database.
@@ -45,26 +44,26 @@ func TestTablesOfClaims(t *testing.T) {
 			}})
 	})
 	t.Run("sqlite", func(t *testing.T) {
-		store := kit.OpenSQLite(t, filepath.Join(t.TempDir(), "tenure.db"))
-		kit.MigrateClaims(t, store)
+		store := testkit.OpenSQLite(t, filepath.Join(t.TempDir(), "tenure.db"))
+		testkit.MigrateClaims(t, store)
 		testTables(t, &tables{store: store, ClaimsTable: store.Backend().Claims(), setToken: func(id string, token int64) {
-			kit.ExecSQL(t, store.DB(), `UPDATE objects_claims SET token = ? WHERE id = ?`, token, id)
+			testkit.ExecSQL(t, store.DB(), `UPDATE objects_claims SET token = ? WHERE id = ?`, token, id)
 		}})
 	})
 	t.Run("postgres", func(t *testing.T) {
-		url := kit.PostgresURL(t)
-		store, pool := kit.OpenPostgres(t, url, tenure.PostgresConfig{}), kit.PostgresPool(t, url)
-		kit.MigrateClaims(t, store)
+		url := testkit.PostgresURL(t)
+		store, pool := testkit.OpenPostgres(t, url, tenure.PostgresConfig{}), testkit.PostgresPool(t, url)
+		testkit.MigrateClaims(t, store)
 		testTables(t, &tables{store: store, ClaimsTable: store.Backend().Claims(),
 			setToken: func(id string, token int64) {
-				kit.ExecPostgres(t, pool, `UPDATE objects_claims SET token = $1 WHERE id = $2`, token, id)
+				testkit.ExecPostgres(t, pool, `UPDATE objects_claims SET token = $1 WHERE id = $2`, token, id)
 			},
 			lock: func(c objects.Claim) func() {
 				locked, unlock, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
 				go func() {
 					defer close(ended)
 					_ = pgx.BeginFunc(context.Background(), pool, func(tx pgx.Tx) error {
-						kit.ExecPostgres(t, tx, `SELECT FROM objects_claims WHERE kind = $1 AND id = $2 FOR SHARE`, c.Kind, c.ID)
+						testkit.ExecPostgres(t, tx, `SELECT FROM objects_claims WHERE kind = $1 AND id = $2 FOR SHARE`, c.Kind, c.ID)
 						close(locked)
 						<-unlock
 						return nil
@@ -92,7 +91,7 @@ func testTables(t *testing.T, d *tables) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d.T = t
-			for _, s := range must(d.Sessions(t.Context(), kit.Patience))(t) { // of the rules before
+			for _, s := range must(d.Sessions(t.Context(), testkit.Patience))(t) { // of the rules before
 				for _, r := range d.owned(s.ID) {
 					d.free(r)
 				}
@@ -127,7 +126,7 @@ func (d *tables) removeSession(session string) {
 
 func (d *tables) take(session string, ids, gone, missing []string) []objects.Claim {
 	d.Helper()
-	rows := must(d.Take(d.Context(), session, "tenant", ids, gone, missing, kit.Patience))(d.T)
+	rows := must(d.Take(d.Context(), session, "tenant", ids, gone, missing, testkit.Patience))(d.T)
 	slices.SortFunc(rows, func(a, b objects.Claim) int { return cmp.Compare(a.ID, b.ID) })
 	for _, r := range rows {
 		require.Equal(d, objects.Claim{Kind: "tenant", ID: r.ID, Session: session, Token: r.Token}, r)
@@ -137,19 +136,19 @@ func (d *tables) take(session string, ids, gone, missing []string) []objects.Cla
 
 func (d *tables) look(id string) objects.Claim {
 	d.Helper()
-	rows := must(d.Look(d.Context(), "tenant", []string{id, "there is none"}, kit.Patience))(d.T)
+	rows := must(d.Look(d.Context(), "tenant", []string{id, "there is none"}, testkit.Patience))(d.T)
 	require.Len(d, rows, 1)
 	return rows[0]
 }
 
 func (d *tables) owned(session string) []objects.Claim {
 	d.Helper()
-	return must(d.Owned(d.Context(), session, "", "", 1000, kit.Patience))(d.T)
+	return must(d.Owned(d.Context(), session, "", "", 1000, testkit.Patience))(d.T)
 }
 
 func (d *tables) free(r objects.Claim) {
 	d.Helper()
-	require.Empty(d, must(d.Free(d.Context(), r.Session, r.Kind, []string{r.ID}, []int64{r.Token}, objects.Freeing{}, kit.Patience))(d.T))
+	require.Empty(d, must(d.Free(d.Context(), r.Session, r.Kind, []string{r.ID}, []int64{r.Token}, objects.Freeing{}, testkit.Patience))(d.T))
 }
 
 func (d *tables) takesFreeRows() {
@@ -169,7 +168,7 @@ func (d *tables) takesFreeRows() {
 	d.setToken("f1", ahead)
 	second := d.take("b", []string{"f1", "f2"}, nil, nil)
 	require.Equal(d, []objects.Claim{{Kind: "tenant", ID: "f1", Session: "b", Token: ahead + 1}}, second)
-	require.Empty(d, must(d.Look(d.Context(), "other", []string{"f1"}, kit.Patience))(d.T))
+	require.Empty(d, must(d.Look(d.Context(), "other", []string{"f1"}, testkit.Patience))(d.T))
 }
 
 func (d *tables) takesFromTheGone() {
@@ -193,7 +192,7 @@ func (d *tables) takesOne() {
 	}
 	one := func(session string, gone ...string) (id string) {
 		d.Helper()
-		rows := must(d.TakeOne(d.Context(), session, "tenant", []string{"o1", "o2", "o3", "none"}, gone, kit.Patience))(d.T)
+		rows := must(d.TakeOne(d.Context(), session, "tenant", []string{"o1", "o2", "o3", "none"}, gone, testkit.Patience))(d.T)
 		for _, r := range rows {
 			require.Empty(d, id)
 			id = r.ID
@@ -231,11 +230,11 @@ func (d *tables) frees() {
 	d.begin("a")
 	rows := d.take("a", nil, nil, []string{"r1", "r2", "r3"})
 	tokens := []int64{rows[0].Token, rows[1].Token + 1, rows[2].Token}
-	left := must(d.Free(d.Context(), "a", "tenant", []string{"r1", "r2", "none"}, tokens, objects.Freeing{}, kit.Patience))(d.T)
+	left := must(d.Free(d.Context(), "a", "tenant", []string{"r1", "r2", "none"}, tokens, objects.Freeing{}, testkit.Patience))(d.T)
 	require.Empty(d, left)
 	require.Equal(d, []objects.Claim{rows[1], rows[2]}, d.owned("a"), "another token, and not asked for")
-	require.Empty(d, must(d.Free(d.Context(), "b", "tenant", []string{"r3"}, tokens[2:], objects.Freeing{}, kit.Patience))(d.T))
-	require.Empty(d, must(d.Free(d.Context(), "a", "other", []string{"r3"}, tokens[2:], objects.Freeing{}, kit.Patience))(d.T))
+	require.Empty(d, must(d.Free(d.Context(), "b", "tenant", []string{"r3"}, tokens[2:], objects.Freeing{}, testkit.Patience))(d.T))
+	require.Empty(d, must(d.Free(d.Context(), "a", "other", []string{"r3"}, tokens[2:], objects.Freeing{}, testkit.Patience))(d.T))
 	require.Equal(d, []objects.Claim{rows[1], rows[2]}, d.owned("a"), "another session, another kind")
 }
 
@@ -246,13 +245,13 @@ func (d *tables) readsOwned() {
 		ids = append(ids, fmt.Sprintf("o%02d", 29-i))
 	}
 	d.take("a", nil, nil, ids)
-	_, err := d.Take(d.Context(), "a", "earlier", nil, nil, []string{"x"}, kit.Patience)
+	_, err := d.Take(d.Context(), "a", "earlier", nil, nil, []string{"x"}, testkit.Patience)
 	require.NoError(d, err)
 	slices.Sort(ids)
-	require.Equal(d, append([]string{"x"}, ids[:19]...), idsOf(must(d.Owned(d.Context(), "a", "", "", 20, kit.Patience))(d.T)))
-	rest := must(d.Owned(d.Context(), "a", "earlier", "x", 100, kit.Patience))(d.T)
+	require.Equal(d, append([]string{"x"}, ids[:19]...), idsOf(must(d.Owned(d.Context(), "a", "", "", 20, testkit.Patience))(d.T)))
+	rest := must(d.Owned(d.Context(), "a", "earlier", "x", 100, testkit.Patience))(d.T)
 	require.Equal(d, ids, idsOf(rest), "after those of the other kind")
-	rest = must(d.Owned(d.Context(), "a", "tenant", "o27", 100, kit.Patience))(d.T)
+	rest = must(d.Owned(d.Context(), "a", "tenant", "o27", 100, testkit.Patience))(d.T)
 	require.Equal(d, ids[28:], idsOf(rest))
 }
 
@@ -263,7 +262,7 @@ func (d *tables) readsSessions() {
 	d.take("a", nil, nil, []string{"s1", "s2"})
 	d.take("gone", nil, nil, []string{"s3"})
 	time.Sleep(20 * time.Millisecond)
-	sessions := must(d.Sessions(d.Context(), kit.Patience))(d.T)
+	sessions := must(d.Sessions(d.Context(), testkit.Patience))(d.T)
 	require.Len(d, sessions, 2)
 	require.Equal(d, objects.Session{ID: "gone", Server: sessions[0].Server}, sessions[1])
 	r := sessions[0].Record
@@ -285,15 +284,15 @@ func (d *tables) asks() {
 	rows := d.take("a", nil, nil, []string{"w1", "w2", "w3"})
 	d.free(rows[2])
 	for range 2 { // a second time changes nothing
-		require.Equal(d, rows[1:2], must(d.Request(d.Context(), "tenant", []string{"w2", "w3", "none"}, kit.Patience))(d.T))
+		require.Equal(d, rows[1:2], must(d.Request(d.Context(), "tenant", []string{"w2", "w3", "none"}, testkit.Patience))(d.T))
 	}
 	wanted := func(session string, after objects.Claim) []objects.Claim {
 		d.Helper()
-		return must(d.Wanted(d.Context(), session, after, 10, kit.Patience))(d.T)
+		return must(d.Wanted(d.Context(), session, after, 10, testkit.Patience))(d.T)
 	}
 	require.Equal(d, rows[1:2], wanted("a", objects.Claim{}))
 	require.Empty(d, wanted("a", rows[1]))
-	sessions := must(d.Sessions(d.Context(), kit.Patience))(d.T)
+	sessions := must(d.Sessions(d.Context(), testkit.Patience))(d.T)
 	require.Equal(d, []bool{true}, []bool{sessions[0].Wanted})
 	d.free(rows[1])
 	next := d.take("b", []string{"w2"}, nil, nil)
@@ -306,7 +305,7 @@ func (d *tables) asks() {
 	if d.lock != nil {
 		unlock := d.lock(next[0])
 		defer unlock()
-		require.Len(d, must(d.Request(d.Context(), "tenant", []string{"w1", "w2"}, kit.Patience))(d.T), 2)
+		require.Len(d, must(d.Request(d.Context(), "tenant", []string{"w1", "w2"}, testkit.Patience))(d.T), 2)
 		require.Equal(d, next, wanted("b", objects.Claim{}))
 	}
 }
@@ -318,7 +317,7 @@ func (d *tables) moves() {
 	rows := d.take("m-a", nil, nil, []string{"m1", "m2", "m3"})
 	move := func(session string, seen ...objects.Claim) (moved, locked []objects.Claim) {
 		d.Helper()
-		moved, locked, err := d.Move(d.Context(), session, "tenant", seen, kit.Patience)
+		moved, locked, err := d.Move(d.Context(), session, "tenant", seen, testkit.Patience)
 		require.NoError(d, err)
 		return moved, locked
 	}
@@ -340,8 +339,8 @@ func (d *tables) moves() {
 
 	ended := rows[0]
 	ended.Gone = true
-	require.Equal(d, []objects.Claim{ended}, must(d.Wanted(d.Context(), "m-a", objects.Claim{}, 10, kit.Patience))(d.T), "its owner is told")
-	require.Empty(d, must(d.Wanted(d.Context(), "m-a", objects.Claim{}, 10, kit.Patience))(d.T))
+	require.Equal(d, []objects.Claim{ended}, must(d.Wanted(d.Context(), "m-a", objects.Claim{}, 10, testkit.Patience))(d.T), "its owner is told")
+	require.Empty(d, must(d.Wanted(d.Context(), "m-a", objects.Claim{}, 10, testkit.Patience))(d.T))
 
 	ahead := time.Now().Add(time.Hour).UnixMicro()
 	d.setToken("m1", ahead)
@@ -360,13 +359,13 @@ func (d *tables) moves() {
 func (d *tables) prunes() {
 	prune := func(after int64, n int) (last int64, pruned int) {
 		d.Helper()
-		last, pruned, err := d.Prune(d.Context(), after, n, kit.Patience)
+		last, pruned, err := d.Prune(d.Context(), after, n, testkit.Patience)
 		require.NoError(d, err)
 		return last, pruned
 	}
 	// Earlier rules left requests, some of them unread.
 	prune(0, 1000)
-	must(d.Wanted(d.Context(), "a", objects.Claim{}, 1000, kit.Patience))(d.T)
+	must(d.Wanted(d.Context(), "a", objects.Claim{}, 1000, testkit.Patience))(d.T)
 	d.begin("a")
 	rows := d.take("a", nil, nil, []string{"p1", "p2", "p3"})
 	d.free(rows[0])
@@ -374,10 +373,10 @@ func (d *tables) prunes() {
 	long := time.Now().Add(-objects.TombstoneAge - time.Minute).UnixMicro()
 	d.setToken("p1", long)
 	d.setToken("p3", long)
-	require.Len(d, must(d.Request(d.Context(), "tenant", []string{"p3"}, kit.Patience))(d.T), 1)
+	require.Len(d, must(d.Request(d.Context(), "tenant", []string{"p3"}, testkit.Patience))(d.T), 1)
 	_, pruned := prune(0, 10)
 	require.Equal(d, 1, pruned)
-	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"p1"}, kit.Patience))(d.T))
+	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"p1"}, testkit.Patience))(d.T))
 	require.Equal(d, rows[1].Token, d.look("p2").Token)
 	require.Equal(d, long, d.look("p3").Token)
 
@@ -390,19 +389,19 @@ func (d *tables) prunes() {
 	require.Equal(d, 2, pruned)
 	_, pruned = prune(last, 2)
 	require.Equal(d, 1, pruned, "the rest")
-	require.Len(d, must(d.Wanted(d.Context(), "a", objects.Claim{}, 10, kit.Patience))(d.T), 1, "its claim stands, whatever its age")
+	require.Len(d, must(d.Wanted(d.Context(), "a", objects.Claim{}, 10, testkit.Patience))(d.T), 1, "its claim stands, whatever its age")
 	d.setToken("p3", long+1) // as if it had been claimed again, by a session that ended since
 	prune(0, 10)
 	d.removeSession("a")
-	require.Len(d, must(d.Wanted(d.Context(), "a", objects.Claim{}, 10, kit.Patience))(d.T), 1, "its session, which lived, had not read it")
+	require.Len(d, must(d.Wanted(d.Context(), "a", objects.Claim{}, 10, testkit.Patience))(d.T), 1, "its session, which lived, had not read it")
 
 	d.begin("a")
 	rows = d.take("a", nil, nil, []string{"p7"})
-	require.Len(d, must(d.Request(d.Context(), "tenant", []string{"p7"}, kit.Patience))(d.T), 1)
+	require.Len(d, must(d.Request(d.Context(), "tenant", []string{"p7"}, testkit.Patience))(d.T), 1)
 	d.setToken("p7", rows[0].Token+1)
 	d.removeSession("a")
 	prune(0, 10)
-	require.Empty(d, must(d.Wanted(d.Context(), "a", objects.Claim{}, 10, kit.Patience))(d.T))
+	require.Empty(d, must(d.Wanted(d.Context(), "a", objects.Claim{}, 10, testkit.Patience))(d.T))
 }
 
 func (d *tables) listsAndForgets() {
@@ -410,18 +409,18 @@ func (d *tables) listsAndForgets() {
 	rows := d.take("a", nil, nil, []string{"listed1", "listed2"})
 	gone := d.take("gone", nil, nil, []string{"listed3"})
 	d.free(rows[0])
-	listed, at, err := d.OfKinds(d.Context(), []string{"tenant", "none"}, kit.Patience)
+	listed, at, err := d.OfKinds(d.Context(), []string{"tenant", "none"}, testkit.Patience)
 	require.NoError(d, err)
 	require.Contains(d, listed, rows[1])
 	require.NotContains(d, idsOf(listed), "listed1", "it is free")
 	require.NotContains(d, idsOf(listed), gone[0].ID, "its session has no record")
 	require.WithinDuration(d, time.Now(), at, time.Minute)
-	listed, _, err = d.OfKinds(d.Context(), []string{"none"}, kit.Patience)
+	listed, _, err = d.OfKinds(d.Context(), []string{"none"}, testkit.Patience)
 	require.NoError(d, err)
 	require.Empty(d, listed)
 
-	require.NoError(d, d.Forget(d.Context(), "tenant", kit.Patience))
-	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"listed1"}, kit.Patience))(d.T))
+	require.NoError(d, d.Forget(d.Context(), "tenant", testkit.Patience))
+	require.Empty(d, must(d.Look(d.Context(), "tenant", []string{"listed1"}, testkit.Patience))(d.T))
 	require.Equal(d, rows[1].Token, d.look("listed2").Token)
 	require.Equal(d, gone[0].Token, d.look("listed3").Token)
 }

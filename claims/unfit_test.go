@@ -11,12 +11,11 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // take claims a key as sessions do.
 func take(ctx context.Context, store *tenure.PostgresStore, key string) ([]objects.Claim, error) {
-	return store.Backend().Claims().Take(ctx, "session", "kind", []string{key}, nil, []string{key}, kit.Patience)
+	return store.Backend().Claims().Take(ctx, "session", "kind", []string{key}, nil, []string{key}, testkit.Patience)
 }
 
 // rowsOfClaims returns how many keys are claimed.
@@ -28,20 +27,20 @@ func rowsOfClaims(t *testing.T, pool *pgxpool.Pool) (n int) {
 
 // Without a reconnect, the key that is missing is noticed by the statement that relies on it.
 func TestTheTableOfClaimsMayBeMadeAgainWithoutItsKeyWhileAProcessRuns(t *testing.T) {
-	url := kit.PostgresURL(t)
-	pool := kit.PostgresPool(t, url)
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-	kit.MigrateClaims(t, store)
+	url := testkit.PostgresURL(t)
+	pool := testkit.PostgresPool(t, url)
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	testkit.MigrateClaims(t, store)
 	_, err := take(t.Context(), store, "k")
 	require.NoError(t, err)
-	kit.ExecPostgres(t, pool, `CREATE TABLE again (LIKE objects_claims); DROP TABLE objects_claims; ALTER TABLE again RENAME TO objects_claims`)
+	testkit.ExecPostgres(t, pool, `CREATE TABLE again (LIKE objects_claims); DROP TABLE objects_claims; ALTER TABLE again RENAME TO objects_claims`)
 	for range 2 {
 		_, err = take(t.Context(), store, "k")
 		require.ErrorIs(t, err, tenure.ErrSetup)
 		require.ErrorContains(t, err, "no unique key on (kind, id): two sessions can hold one key")
 	}
 	require.Zero(t, rowsOfClaims(t, pool))
-	kit.ExecPostgres(t, pool, `ALTER TABLE objects_claims ADD PRIMARY KEY (kind, id)`)
+	testkit.ExecPostgres(t, pool, `ALTER TABLE objects_claims ADD PRIMARY KEY (kind, id)`)
 	got, err := take(t.Context(), store, "k")
 	require.NoError(t, err)
 	require.Len(t, got, 1)
@@ -49,16 +48,16 @@ func TestTheTableOfClaimsMayBeMadeAgainWithoutItsKeyWhileAProcessRuns(t *testing
 
 func TestNoKeyIsClaimedTwiceThoughACrashEmptiesTheTableOfClaims(t *testing.T) {
 	testkit.Slow(t)
-	server := kit.StartPostgres(t)
-	pool := kit.PostgresPool(t, server.URL())
-	store := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
-	kit.MigrateClaims(t, store)
+	server := testkit.StartPostgres(t)
+	pool := testkit.PostgresPool(t, server.URL())
+	store := testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
+	testkit.MigrateClaims(t, store)
 	got, err := take(t.Context(), store, "k")
 	require.NoError(t, err)
 	require.Len(t, got, 1)
-	kit.ExecPostgres(t, pool, `ALTER TABLE objects_claims SET UNLOGGED`)
+	testkit.ExecPostgres(t, pool, `ALTER TABLE objects_claims SET UNLOGGED`)
 	require.NoError(t, server.Restart("immediate"))
-	kit.Await(t, "refused", func() bool { // the first call may find that its connection has ended
+	testkit.Await(t, "refused", func() bool { // the first call may find that its connection has ended
 		got, err = take(t.Context(), store, "k")
 		return err == nil || errors.Is(err, tenure.ErrSetup)
 	})

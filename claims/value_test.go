@@ -15,7 +15,6 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -44,7 +43,7 @@ func TestADetachedClaimIsNobodysUntilItIsReleased(t *testing.T) {
 			require.Empty(w, b.claim("one"))
 			time.Sleep(time.Hour)
 		}
-		require.ErrorIs(w, a.keys.Do(w.Context(), c, kit.Succeeds), tenure.ErrLost)
+		require.ErrorIs(w, a.keys.Do(w.Context(), c, testkit.Succeeds), tenure.ErrLost)
 		require.ErrorIs(w, a.keys.Release(w.Context(), c), tenure.ErrLost)
 		written := func(*sql.Tx) error { return nil }
 		require.NoError(w, w.store.(*tenure.SQLiteStore).Fenced(w.Context(), c, written))
@@ -67,9 +66,9 @@ func TestADetachedClaimIsNotTakenForOneWhoseAnswerWasLost(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
 		a.claimOne("known")
-		a.fault(kit.Only("claims.take", kit.Once(kit.LoseAnswer)))
+		a.fault(testkit.Only("claims.take", testkit.Once(testkit.LoseAnswer)))
 		_, err := a.keys.TryClaim(w.Context(), "one", "two")
-		require.ErrorIs(w, err, kit.ErrReset)
+		require.ErrorIs(w, err, testkit.ErrReset)
 		c := a.claimOne("one")
 		a.detach(c)
 		require.Empty(w, a.claim("one"))
@@ -119,9 +118,9 @@ func TestNoOtherProcessWorksUnderADetachedClaim(t *testing.T) {
 				time.Sleep(d)
 				_ = do(context.WithoutCancel(ctx))
 			}()
-			return kit.ErrReset
+			return testkit.ErrReset
 		}
-		hooks := []storetest.Hook{nil, kit.Only("claims.take", kit.Once(kit.LoseAnswer)), kit.Only("claims.take", kit.Once(late)), kit.Only("claims.free", kit.Once(late))}
+		hooks := []storetest.Hook{nil, testkit.Only("claims.take", testkit.Once(testkit.LoseAnswer)), testkit.Only("claims.take", testkit.Once(late)), testkit.Only("claims.free", testkit.Once(late))}
 		ctx, cancel := context.WithTimeout(w.Context(), 15*time.Minute)
 		defer cancel()
 		var working sync.WaitGroup
@@ -152,7 +151,7 @@ func TestNoOtherProcessWorksUnderADetachedClaim(t *testing.T) {
 		})
 		for ctx.Err() == nil {
 			a.fault(hooks[rand.IntN(len(hooks))])
-			kit.Sleep(ctx, rand.N(30*time.Second))
+			testkit.Sleep(ctx, rand.N(30*time.Second))
 		}
 		a.fault(nil)
 		working.Wait()
@@ -194,7 +193,7 @@ func TestBadInputToClaimsAsValues(t *testing.T) {
 // resume goes on with a process's session, as another process does that knows its term.
 func (w *world) resume(id string) error {
 	w.Helper()
-	lease := kit.NewLease(w, w.store, tenure.LeaseConfig{Key: claims.SessionKey(id)})
+	lease := testkit.NewLease(w, w.store, tenure.LeaseConfig{Key: claims.SessionKey(id)})
 	holding, err := lease.Read(w.Context())
 	require.NoError(w, err)
 	_, err = lease.Resume(w.Context(), holding.Term, holding.Version)
@@ -203,7 +202,7 @@ func (w *world) resume(id string) error {
 
 // S5: the funcs of the other process run under what the rows name.
 func TestClosingASessionThatWasResumedElsewhereFreesNothing(t *testing.T) {
-	for name, fault := range map[string]storetest.Hook{"sure of its last renewal": nil, "unsure of its last renewal": kit.Only("put", kit.Refuse)} {
+	for name, fault := range map[string]storetest.Hook{"sure of its last renewal": nil, "unsure of its last renewal": testkit.Only("put", testkit.Refuse)} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(w *world) {
 				a := w.start("a")
@@ -248,17 +247,17 @@ func TestASessionThatIsResumedIsNotRemoved(t *testing.T) {
 		w := newWorld(t, open())
 		b := w.startWith("b", claims.SessionConfig{TTL: 5 * time.Second})
 		const id = "9d6e7a52-7a4c-4b86-9c0e-3a1d1f2b5c77"
-		lease := kit.NewLease(t, w.store, tenure.LeaseConfig{Key: claims.SessionKey(id), TTL: 5 * time.Second})
-		term := kit.MustAcquire(t, lease)
-		_, err := w.table.Take(t.Context(), id, "tenant", nil, nil, []string{"one"}, kit.Patience)
+		lease := testkit.NewLease(t, w.store, tenure.LeaseConfig{Key: claims.SessionKey(id), TTL: 5 * time.Second})
+		term := testkit.MustAcquire(t, lease)
+		_, err := w.table.Take(t.Context(), id, "tenant", nil, nil, []string{"one"}, testkit.Patience)
 		require.NoError(t, err)
 		go func() { _, _ = b.keys.Claim(t.Context(), "one") }() // which looks when a session can expire
 		for end := time.Now().Add(6 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
-			_, err := kit.NewLease(t, w.store, tenure.LeaseConfig{Key: lease.Key()}).Resume(t.Context(), term.ID(), term.Token())
+			_, err := testkit.NewLease(t, w.store, tenure.LeaseConfig{Key: lease.Key()}).Resume(t.Context(), term.ID(), term.Token())
 			require.NoError(t, err)
 			require.Len(t, w.owned(id), 1)
 		}
-		kit.Await(t, "it expires", func() bool { return len(w.owned(id)) == 0 })
+		testkit.Await(t, "it expires", func() bool { return len(w.owned(id)) == 0 })
 	})
 }
 
@@ -279,7 +278,7 @@ func TestAStoreThatIsFencedByAClaimWritesOnlyWhileItStands(t *testing.T) {
 		require.ErrorIs(t, err, tenure.ErrConflict)
 		_, err = tenure.Fence(fenced, c)
 		require.ErrorIs(t, err, errors.ErrUnsupported)
-		_, err = tenure.Fence(fenced, kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{})))
+		_, err = tenure.Fence(fenced, testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{})))
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 
 		require.NoError(t, a.keys.Release(ctx, c))
@@ -316,7 +315,7 @@ func TestAStoreThatIsFencedByAClaimWritesOnlyWhileItStands(t *testing.T) {
 func TestOnPostgresALateReleaseLeavesTheNextClaim(t *testing.T) {
 	testkit.Slow(t)
 	t.Parallel()
-	w := newWorld(t, kit.OpenPostgres(t, kit.PostgresURL(t), tenure.PostgresConfig{}))
+	w := newWorld(t, testkit.OpenPostgres(t, testkit.PostgresURL(t), tenure.PostgresConfig{}))
 	a := w.start("a")
 	ids := names(1000)
 	last := ids[len(ids)-1]
@@ -341,7 +340,7 @@ func TestOnPostgresALateReleaseLeavesTheNextClaim(t *testing.T) {
 			next = a.claim(last)
 		}
 		both.Wait()
-		rows, err := w.table.Look(t.Context(), "tenant", []string{last}, kit.Patience)
+		rows, err := w.table.Look(t.Context(), "tenant", []string{last}, testkit.Patience)
 		require.NoError(t, err)
 		require.Equal(t, next[0].Session, rows[0].Session, "who owns the row, which the session holds: %v", a.keys.Holds(next[0]))
 		require.NoError(t, a.keys.Release(t.Context(), next...))
@@ -349,11 +348,11 @@ func TestOnPostgresALateReleaseLeavesTheNextClaim(t *testing.T) {
 			_ = claims.ReleaseDetached(t.Context(), w.store, c)
 			break
 		}
-		rest, err := w.table.Look(t.Context(), "tenant", ids, kit.Patience)
+		rest, err := w.table.Look(t.Context(), "tenant", ids, testkit.Patience)
 		require.NoError(t, err)
 		for _, r := range rest {
 			if r.Session != "" {
-				_, err := w.table.Free(t.Context(), r.Session, "tenant", []string{r.ID}, []int64{r.Token}, objects.Freeing{}, kit.Patience)
+				_, err := w.table.Free(t.Context(), r.Session, "tenant", []string{r.ID}, []int64{r.Token}, objects.Freeing{}, testkit.Patience)
 				require.NoError(t, err)
 			}
 		}

@@ -10,13 +10,13 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/internal/witnessed"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 func TestTheKeysOfADeadProcessAreFreeWhenItsWitnessHasReleasedItsSession(t *testing.T) {
 	inBubble(t, func(w *world) {
-		session, err := claims.NewSession(w.store, claims.SessionConfig{Holder: "dead", Logger: kit.Quiet})
+		session, err := claims.NewSession(w.store, claims.SessionConfig{Holder: "dead", Logger: testkit.Quiet})
 		require.NoError(w, err)
 		keys, err := claims.NewKeys(session, "tenant")
 		require.NoError(w, err)
@@ -34,7 +34,7 @@ func TestTheKeysOfADeadProcessAreFreeWhenItsWitnessHasReleasedItsSession(t *test
 			claimed <- err
 		}()
 		synctest.Wait()
-		lease := kit.NewLease(w, w.store, tenure.LeaseConfig{Key: claims.SessionKey(session.ID())})
+		lease := testkit.NewLease(w, w.store, tenure.LeaseConfig{Key: claims.SessionKey(session.ID())})
 		released, err := lease.ReleaseDead(w.Context(), "w", 0)
 		require.NoError(w, err)
 		require.True(w, released)

@@ -22,7 +22,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/route"
 )
 
@@ -63,7 +62,7 @@ func TestNoClientKeepsAKeyByNeitherReadingNorSending(t *testing.T) {
 	} {
 		for _, does := range []string{"sends no more", "reads no more", "closes its window"} {
 			passed := t.Run(name+"/"+does, func(t *testing.T) {
-				store := kit.OpenSQLite(t, newFile(t))
+				store := testkit.OpenSQLite(t, newFile(t))
 				cfg := route.Config{DrainFor: 100 * time.Millisecond}
 				owner := startProcess(t, store, "owner", cfg, claims.SessionConfig{}, test.protocols)
 				at := owner
@@ -119,13 +118,13 @@ func TestNoClientKeepsAKeyByNeitherReadingNorSending(t *testing.T) {
 					_, err = io.WriteString(write, "the rest does not come")
 					require.NoError(t, err)
 				}
-				kit.Await(t, "it runs", func() bool { return owner.route.Status().Running == 1 })
+				testkit.Await(t, "it runs", func() bool { return owner.route.Status().Running == 1 })
 				time.Sleep(200 * time.Millisecond) // until it waits for its client; if it does not, the test shows less
 				released := make(chan struct{})
 				go func() { release(); close(released) }()
 				select {
 				case <-released:
-				case <-time.After(kit.Patience / 6):
+				case <-time.After(testkit.Patience / 6):
 					t.Fatal("the client keeps the key")
 				}
 				require.Error(t, <-returned)

@@ -20,7 +20,6 @@ import (
 
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/route"
 )
 
@@ -36,8 +35,8 @@ func listen(t *testing.T, h http.Handler) (addr string) {
 
 // ownedBy claims tenants for a session without a route, whose label names an address.
 func ownedBy(t *testing.T, path, address string, tenants ...string) *claims.Keys {
-	session := kit.Must(claims.NewSession(kit.OpenSQLite(t, path), claims.SessionConfig{Labels: map[string]string{"address": address}, Logger: kit.Quiet}))
-	keys := kit.Must(claims.NewKeys(session, "tenant"))
+	session := testkit.Must(claims.NewSession(testkit.OpenSQLite(t, path), claims.SessionConfig{Labels: map[string]string{"address": address}, Logger: testkit.Quiet}))
+	keys := testkit.Must(claims.NewKeys(session, "tenant"))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- session.Run(ctx) }()
@@ -105,7 +104,7 @@ func TestARequestIsSentAgainOnlyIfItNeverRanOrMayRunTwice(t *testing.T) {
 				ran.note(r.Header.Get("Id"), 0)
 				do(w)
 			})), "x")
-			front := startProcess(t, kit.OpenSQLite(t, path), "front",
+			front := startProcess(t, testkit.OpenSQLite(t, path), "front",
 				route.Config{MaxWait: 2 * time.Second, Idempotent: func(r *http.Request) bool { return r.Method == "PATCH" }}, claims.SessionConfig{}, nil)
 			var body io.Reader
 			if test.method == "" {
@@ -136,7 +135,7 @@ func TestATokenThatAStrangerHasMadeUpIsForgotten(t *testing.T) {
 		}
 		w.Header().Set("Tenure-Token", huge)
 	})), "x")
-	front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{}, claims.SessionConfig{}, nil)
+	front := startProcess(t, testkit.OpenSQLite(t, path), "front", route.Config{}, claims.SessionConfig{}, nil)
 	for range 3 {
 		require.Equal(t, http.StatusOK, ask(front.addr, "POST", "/x", "1", nil).status)
 	}
@@ -151,7 +150,7 @@ func TestARequestThatCannotBeSentIsRefusedWhenItHasWaited(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := newFile(t)
 			ownedBy(t, path, address, "x")
-			front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{MaxWait: 300 * time.Millisecond}, claims.SessionConfig{}, nil)
+			front := startProcess(t, testkit.OpenSQLite(t, path), "front", route.Config{MaxWait: 300 * time.Millisecond}, claims.SessionConfig{}, nil)
 			got := ask(front.addr, "POST", "/x", "1", nil)
 			require.Contains(t, got.String(), "503 refused")
 			require.Equal(t, "1", got.header.Get("Retry-After"))
@@ -199,7 +198,7 @@ func TestARequestIsUnsentOnlyIfItsTransportSaysSo(t *testing.T) {
 		t.Run(hooks, func(t *testing.T) {
 			path, transport := newFile(t), &told{hooks: hooks}
 			ownedBy(t, path, "h2c://10.0.0.1:1", "x")
-			front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{Transport: transport}, claims.SessionConfig{}, nil)
+			front := startProcess(t, testkit.OpenSQLite(t, path), "front", route.Config{Transport: transport}, claims.SessionConfig{}, nil)
 			require.Contains(t, ask(front.addr, "POST", "/x", "1", io.MultiReader(strings.NewReader("long"))).String(), want)
 			require.EqualValues(t, map[bool]int{true: 2, false: 1}[want == "200 "], transport.calls.Load())
 		})
@@ -219,7 +218,7 @@ func TestWhatItsTransportRepeatsIsNotRefused(t *testing.T) {
 	for hooks, want := range map[string]string{"CWC": "502 unknown", "CC": "503 refused"} {
 		path := newFile(t)
 		ownedBy(t, path, "10.0.0.1:1", "x")
-		front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{Transport: &lonely{hooks}, MaxWait: 300 * time.Millisecond}, claims.SessionConfig{}, nil)
+		front := startProcess(t, testkit.OpenSQLite(t, path), "front", route.Config{Transport: &lonely{hooks}, MaxWait: 300 * time.Millisecond}, claims.SessionConfig{}, nil)
 		require.Contains(t, ask(front.addr, "GET", "/x", "1", nil).String(), want, hooks)
 	}
 }
@@ -235,7 +234,7 @@ func TestABodyIsSentAgainUpToItsLimitAndOtherwiseRefused(t *testing.T) {
 			w.WriteHeader(http.StatusMisdirectedRequest)
 		}
 	})), "x")
-	front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{MaxReplay: 1000}, claims.SessionConfig{}, nil)
+	front := startProcess(t, testkit.OpenSQLite(t, path), "front", route.Config{MaxReplay: 1000}, claims.SessionConfig{}, nil)
 	for _, size := range []int{1, 999, 1000, 1001, 100_000} {
 		for _, chunked := range []bool{false, true} {
 			sent := bytes.Repeat([]byte("x"), size)
@@ -265,7 +264,7 @@ func TestOwnersThatStopTheirServersRunNoRequestTwice(t *testing.T) {
 	for name, protocols := range map[string]*http.Protocols{"HTTP/1": nil, "h2c": h2c} {
 		t.Run(name, func(t *testing.T) {
 			path, ran := newFile(t), newRan()
-			front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{MaxWait: kit.Patience}, claims.SessionConfig{}, nil)
+			front := startProcess(t, testkit.OpenSQLite(t, path), "front", route.Config{MaxWait: testkit.Patience}, claims.SessionConfig{}, nil)
 			var mu sync.Mutex
 			fates := map[string]int{}
 			var clients sync.WaitGroup
@@ -286,7 +285,7 @@ func TestOwnersThatStopTheirServersRunNoRequestTwice(t *testing.T) {
 			}
 			h := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { ran.note(r.Header.Get("Id"), 0) })
 			for range 10 {
-				owner := startProcess(t, kit.OpenSQLite(t, path), "owner", route.Config{}, claims.SessionConfig{}, protocols)
+				owner := startProcess(t, testkit.OpenSQLite(t, path), "owner", route.Config{}, claims.SessionConfig{}, protocols)
 				owner.serve("x", h)
 				time.Sleep(50 * time.Millisecond) // some requests
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -295,7 +294,7 @@ func TestOwnersThatStopTheirServersRunNoRequestTwice(t *testing.T) {
 				owner.end()
 			}
 			stop.Store(true)
-			owner := startProcess(t, kit.OpenSQLite(t, path), "owner", route.Config{}, claims.SessionConfig{}, protocols)
+			owner := startProcess(t, testkit.OpenSQLite(t, path), "owner", route.Config{}, claims.SessionConfig{}, protocols)
 			owner.serve("x", h)
 			clients.Wait()
 			t.Log(fates)
@@ -331,7 +330,7 @@ func TestALongBodyGoesToTheNextOwnerUntilOneHasReadFromIt(t *testing.T) {
 					t.Errorf("it has read %d bytes of %d: %v", len(got), size, err)
 				}
 			})), "x")
-			front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{MaxReplay: 1000, MaxWait: kit.Patience}, claims.SessionConfig{}, nil)
+			front := startProcess(t, testkit.OpenSQLite(t, path), "front", route.Config{MaxReplay: 1000, MaxWait: testkit.Patience}, claims.SessionConfig{}, nil)
 			addr := listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Set-Before", "yes")
 				r.TransferEncoding = nil // as on HTTP/2

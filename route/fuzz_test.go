@@ -12,18 +12,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/route"
 )
 
 // FuzzAForwardedRequest sends a request with any two headers to the owner of a key. It may be refused, or run once and be
 // answered with the owner's token; nothing else, and the next honest request is answered.
 func FuzzAForwardedRequest(f *testing.F) {
-	store := kit.OpenSQLite(f, f.TempDir()+"/route.db")
-	kit.MigrateClaims(f, store)
-	session := kit.Must(claims.NewSession(store, claims.SessionConfig{Labels: map[string]string{"address": "127.0.0.1:1"}, Logger: kit.Quiet}))
-	keys := kit.Must(claims.NewKeys(session, "tenant"))
-	rt := kit.Must(route.Keys(keys, tenantOf, route.Config{}))
+	store := testkit.OpenSQLite(f, f.TempDir()+"/route.db")
+	testkit.MigrateClaims(f, store)
+	session := testkit.Must(claims.NewSession(store, claims.SessionConfig{Labels: map[string]string{"address": "127.0.0.1:1"}, Logger: testkit.Quiet}))
+	keys := testkit.Must(claims.NewKeys(session, "tenant"))
+	rt := testkit.Must(route.Keys(keys, tenantOf, route.Config{}))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- session.Run(ctx) }()
@@ -38,7 +38,7 @@ func FuzzAForwardedRequest(f *testing.F) {
 			}
 		}))
 	})
-	kit.Await(f, "it is served", func() bool { o, _ := rt.Owner(ctx, "x"); return o.Local })
+	testkit.Await(f, "it is served", func() bool { o, _ := rt.Owner(ctx, "x"); return o.Local })
 
 	honest := fmt.Sprintf("to=%s; least=%d; wait=9; key=x", session.ID(), got[0].Token)
 	f.Add("Tenure-Route", honest, "Tenure-Route", "to=; least=0; wait=0")

@@ -17,7 +17,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/route"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -79,14 +79,14 @@ func TestAKeyThatMovesIsFoundSoonAfterTheHint(t *testing.T) {
 	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
 		former, next := n.start(t, store, "former", route.Config{}), n.start(t, store, "next", route.Config{})
 		n.add("next:1", ownerFunc(func(http.ResponseWriter, *http.Request) {}))
-		held := kit.Must(former.keys.Claim(t.Context(), "x"))
+		held := testkit.Must(former.keys.Claim(t.Context(), "x"))
 		p := n.start(t, store, "a", route.Config{MaxWait: time.Minute})
 		answers := make(chan int, 1)
 		go func() { answers <- post(p.route, "/x").Code }()
 		time.Sleep(5 * time.Second)
 		require.NoError(t, former.keys.Release(t.Context(), held...))
 		time.Sleep(20 * time.Millisecond)
-		kit.Must(next.keys.TryClaim(t.Context(), "x"))
+		testkit.Must(next.keys.TryClaim(t.Context(), "x"))
 		began := time.Now()
 		require.Equal(t, http.StatusOK, <-answers)
 		require.Less(t, time.Since(began), 100*time.Millisecond, "the pauses begin anew")
@@ -223,7 +223,7 @@ func TestTheTraceIsToldOfEachRequestOnce(t *testing.T) {
 		require.Equal(t, 4, created.Status().Keys)
 
 		told = nil
-		kit.Must(other.keys.TryClaim(t.Context(), "nobody"))
+		testkit.Must(other.keys.TryClaim(t.Context(), "nobody"))
 		n.add("other:1", nil)
 		require.Equal(t, http.StatusServiceUnavailable, post(p.route, "/nobody").Code)
 		require.Len(t, told, 1)

@@ -19,11 +19,11 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/route"
 )
 
-func TestMain(m *testing.M) { kit.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // tenantOf returns the last element of a request's path.
 func tenantOf(r *http.Request) string { return r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:] }
@@ -59,7 +59,7 @@ func newRan() *ran { return &ran{times: map[string]int{}, tokens: map[string]int
 // newFile returns the path of a SQLite file with the tables of claims.
 func newFile(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "route.db")
-	kit.MigrateClaims(t, kit.OpenSQLite(t, path))
+	testkit.MigrateClaims(t, testkit.OpenSQLite(t, path))
 	return path
 }
 
@@ -93,12 +93,12 @@ func startProcess(t *testing.T, store tenure.Store, name string, cfg route.Confi
 	if protocols != nil {
 		address = "h2c://" + address
 	}
-	session.Holder, session.Labels, session.Logger = name, map[string]string{"address": address}, kit.Quiet
+	session.Holder, session.Labels, session.Logger = name, map[string]string{"address": address}, testkit.Quiet
 	if session.PollInterval == 0 {
 		session.PollInterval = 20 * time.Millisecond
 	}
-	p.session = kit.Must(claims.NewSession(store, session))
-	p.keys = kit.Must(claims.NewKeys(p.session, "tenant"))
+	p.session = testkit.Must(claims.NewSession(store, session))
+	p.keys = testkit.Must(claims.NewKeys(p.session, "tenant"))
 	p.route, err = route.Keys(p.keys, tenantOf, cfg)
 	require.NoError(t, err)
 	p.use(p.route)
@@ -116,7 +116,7 @@ func startProcess(t *testing.T, store tenure.Store, name string, cfg route.Confi
 		}
 	})
 	t.Cleanup(func() { p.server.Close(); p.end() })
-	kit.Await(t, "the session begins", p.session.Valid)
+	testkit.Await(t, "the session begins", p.session.Valid)
 	return p
 }
 
@@ -136,7 +136,7 @@ func (p *process) serveClaim(c claims.Claim, h http.Handler) (release func()) {
 	go func() {
 		returned <- p.keys.Do(context.Background(), c, func(ctx context.Context) error { return p.route.Serve(ctx, h) })
 	}()
-	kit.Await(p, "it is served", func() bool {
+	testkit.Await(p, "it is served", func() bool {
 		owner, _ := p.route.Owner(context.Background(), c.Key.ID)
 		return owner.Local
 	})
@@ -168,7 +168,7 @@ var client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
 
 // ask sends a request to an address.
 func ask(addr, method, path, id string, body io.Reader, set ...string) outcome {
-	ctx, cancel := context.WithTimeout(context.Background(), kit.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, method, "http://"+addr+path, body)
 	if err != nil {

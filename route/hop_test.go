@@ -19,7 +19,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/route"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -30,7 +30,7 @@ func TestTheOwnerServesTheKeyThatTheSenderHasLookedUp(t *testing.T) {
 	byAddr := func(r *http.Request) string { return cmp.Or(r.Header.Get("X-Forwarded-For"), "none") }
 	for name, id := range map[string]func(r *http.Request) string{"by header": tenant, "by what a hop adds": byAddr} {
 		t.Run(name, func(t *testing.T) {
-			store, ran := kit.OpenSQLite(t, newFile(t)), newRan()
+			store, ran := testkit.OpenSQLite(t, newFile(t)), newRan()
 			h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				ran.note(claims.ClaimFromContext(r.Context()).Key.ID, 0)
 				fmt.Fprint(w, claims.ClaimFromContext(r.Context()).Key.ID, r.Header["Keep-Alive"], r.Header["Tenure-Route"])
@@ -53,7 +53,7 @@ func TestTheOwnerServesTheKeyThatTheSenderHasLookedUp(t *testing.T) {
 // startKeyed is startProcess with another func that returns the key of a request.
 func startKeyed(t *testing.T, store tenure.Store, name string, id func(*http.Request) string) *process {
 	p := startProcess(t, store, name, route.Config{}, claims.SessionConfig{}, nil)
-	p.route = kit.Must(route.Keys(p.keys, id, route.Config{MaxWait: 500 * time.Millisecond}))
+	p.route = testkit.Must(route.Keys(p.keys, id, route.Config{MaxWait: 500 * time.Millisecond}))
 	p.use(p.route)
 	return p
 }
@@ -84,12 +84,12 @@ func TestAnAnswerOfSomethingElseThanTheRouteIsUnknown(t *testing.T) {
 	var log bytes.Buffer // read when nothing writes
 	path, asked := newFile(t), atomic.Int32{}
 	ownedBy(t, path, listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { asked.Add(1); http.NotFound(w, r) })), "x")
-	front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}, claims.SessionConfig{}, nil)
+	front := startProcess(t, testkit.OpenSQLite(t, path), "front", route.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}, claims.SessionConfig{}, nil)
 	require.Contains(t, ask(front.addr, "POST", "/x", "1", nil).String(), "502 unknown")
 	require.EqualValues(t, 1, asked.Load(), "it may have run")
 	require.Contains(t, ask(front.addr, "GET", "/x", "1", nil).String(), "502 unknown")
 	front.server.Close()
-	kit.Await(t, "it is logged", func() bool { return strings.Contains(log.String(), "without Tenure-Token") })
+	testkit.Await(t, "it is logged", func() bool { return strings.Contains(log.String(), "without Tenure-Token") })
 
 	p := newPair(t, func(http.ResponseWriter, *http.Request) { panic("a handler's mistake") }, route.Config{}, 0)
 	p.owner.use(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -123,7 +123,7 @@ func TestAHandlerMayTakeTheConnectionOverAfter101(t *testing.T) {
 		conn, err := net.Dial("tcp", at.addr)
 		require.NoError(t, err)
 		defer conn.Close()
-		require.NoError(t, conn.SetDeadline(time.Now().Add(kit.Patience)))
+		require.NoError(t, conn.SetDeadline(time.Now().Add(testkit.Patience)))
 		io.WriteString(conn, "GET /x HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: chat\r\n\r\n")
 		reader := bufio.NewReader(conn)
 		answer, err := http.ReadResponse(reader, nil)
@@ -146,7 +146,7 @@ func TestTrailersReachTheOwner(t *testing.T) {
 	h2c.SetUnencryptedHTTP2(true)
 	for name, protocols := range map[string]*http.Protocols{"HTTP/1": nil, "h2c": h2c} {
 		t.Run(name, func(t *testing.T) {
-			store := kit.OpenSQLite(t, newFile(t))
+			store := testkit.OpenSQLite(t, newFile(t))
 			owner := startProcess(t, store, "owner", route.Config{}, claims.SessionConfig{}, protocols)
 			front := startProcess(t, store, "front", route.Config{}, claims.SessionConfig{}, protocols)
 			owner.serve("x", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -182,14 +182,14 @@ func TestProcessesWithOneAddressAreWarnedOf(t *testing.T) {
 	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
 		var log bytes.Buffer // read when nothing writes
 		start := func(store tenure.Store, holder string) (*claims.Keys, *route.Route) {
-			session := kit.Must(claims.NewSession(store, claims.SessionConfig{Holder: holder, Labels: map[string]string{"address": "localhost:80"}, Logger: kit.Quiet}))
-			keys := kit.Must(claims.NewKeys(session, "tenant"))
+			session := testkit.Must(claims.NewSession(store, claims.SessionConfig{Holder: holder, Labels: map[string]string{"address": "localhost:80"}, Logger: testkit.Quiet}))
+			keys := testkit.Must(claims.NewKeys(session, "tenant"))
 			runSession(t, session)
 			synctest.Wait()
-			return keys, kit.Must(route.Keys(keys, tenantOf, route.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+			return keys, testkit.Must(route.Keys(keys, tenantOf, route.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
 		}
 		keys, rt := start(store, "a")
-		require.Len(t, kit.Must(keys.TryClaim(t.Context(), "x")), 1)
+		require.Len(t, testkit.Must(keys.TryClaim(t.Context(), "x")), 1)
 		for range 10 {
 			require.Equal(t, http.StatusServiceUnavailable, post(rt, "/x").Code, "it does not serve the key")
 		}
@@ -199,8 +199,8 @@ func TestProcessesWithOneAddressAreWarnedOf(t *testing.T) {
 		link := storetest.Faulty(store, nil)
 		t.Cleanup(func() { link.SetHook(nil) })
 		keys, _ = start(link, "crashed")
-		require.Len(t, kit.Must(keys.TryClaim(t.Context(), "y")), 1)
-		link.SetHook(kit.Hang)
+		require.Len(t, testkit.Must(keys.TryClaim(t.Context(), "y")), 1)
+		link.SetHook(testkit.Hang)
 		_, rt = start(store, "b")
 		require.Equal(t, http.StatusServiceUnavailable, post(rt, "/y").Code)
 		require.Equal(t, http.StatusServiceUnavailable, post(rt, "/y").Code)

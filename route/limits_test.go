@@ -24,7 +24,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/route"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -130,7 +129,7 @@ func TestABodyThatIsNotReadHoldsUpNoOther(t *testing.T) {
 	h2c.SetUnencryptedHTTP2(true)
 	for name, transport := range map[string]http.RoundTripper{"default": nil, "the user's": &http.Transport{Protocols: h2c}} {
 		t.Run(name, func(t *testing.T) {
-			store := kit.OpenSQLite(t, newFile(t))
+			store := testkit.OpenSQLite(t, newFile(t))
 			owner := startProcess(t, store, "owner", route.Config{}, claims.SessionConfig{}, h2c)
 			front := startProcess(t, store, "front", route.Config{Transport: transport}, claims.SessionConfig{}, nil)
 			reading, over := make(chan bool), make(chan bool)
@@ -220,11 +219,11 @@ func TestALogThatBlocksKeepsNoRequestWaiting(t *testing.T) {
 	inBubble(t, func(t *testing.T, store *tenure.SQLiteStore, n *wires) {
 		release := make(chan struct{})
 		defer close(release)
-		session := kit.Must(claims.NewSession(store, claims.SessionConfig{Holder: "no address", Logger: kit.Quiet}))
+		session := testkit.Must(claims.NewSession(store, claims.SessionConfig{Holder: "no address", Logger: testkit.Quiet}))
 		runSession(t, session)
-		_, err := kit.Must(claims.NewKeys(session, "tenant")).Claim(t.Context(), "x")
+		_, err := testkit.Must(claims.NewKeys(session, "tenant")).Claim(t.Context(), "x")
 		require.NoError(t, err)
-		p := n.start(t, store, "a", route.Config{Run: answering, Logger: slog.New(kit.BlockedLog(release))})
+		p := n.start(t, store, "a", route.Config{Run: answering, Logger: slog.New(testkit.BlockedLog(release))})
 		require.Equal(t, http.StatusServiceUnavailable, post(p.route, "/x").Code, "and a warning")
 		require.Equal(t, http.StatusOK, post(p.route, "/y").Code)
 	})
@@ -296,7 +295,7 @@ func TestABodyThatComesSlowlyIsRefusedAtMaxWait(t *testing.T) {
 	path := newFile(t)
 	asked := make(chan bool, 9)
 	ownedBy(t, path, listen(t, ownerFunc(func(http.ResponseWriter, *http.Request) { asked <- true })), "x")
-	front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{MaxWait: 300 * time.Millisecond}, claims.SessionConfig{}, nil)
+	front := startProcess(t, testkit.OpenSQLite(t, path), "front", route.Config{MaxWait: 300 * time.Millisecond}, claims.SessionConfig{}, nil)
 	for name, h := range map[string]http.Handler{
 		"a server": front.route, "a middleware without Unwrap": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { front.route.ServeHTTP(bare{w}, r) }),
 	} {
@@ -304,7 +303,7 @@ func TestABodyThatComesSlowlyIsRefusedAtMaxWait(t *testing.T) {
 		conn, err := net.Dial("tcp", front.addr)
 		require.NoError(t, err)
 		defer conn.Close()
-		require.NoError(t, conn.SetReadDeadline(time.Now().Add(kit.Patience/2)))
+		require.NoError(t, conn.SetReadDeadline(time.Now().Add(testkit.Patience/2)))
 		_, err = io.WriteString(conn, "POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nslow")
 		require.NoError(t, err)
 		answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -339,20 +338,20 @@ func TestARefusalIsHeardWhileABodyIsSent(t *testing.T) {
 // A handler may ask for another key or lease in its own process, with its own context.
 func TestARequestHasTheRightOfItsOwnHandler(t *testing.T) {
 	path := newFile(t)
-	store := kit.OpenSQLite(t, path)
+	store := testkit.OpenSQLite(t, path)
 	label := map[string]string{"address": "127.0.0.1:1"}
 	start := func(id string, h func(w http.ResponseWriter, r *http.Request)) *route.Route {
 		key := tenure.Key{Type: "route", ID: id}
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{Key: key, Labels: label})
-		rt := kit.Must(route.Lease(lease, route.Config{}))
-		c := kit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Logger: kit.Quiet, Watch: func(ctx context.Context) error {
+		lease := testkit.NewLease(t, store, tenure.LeaseConfig{Key: key, Labels: label})
+		rt := testkit.Must(route.Lease(lease, route.Config{}))
+		c := testkit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Logger: testkit.Quiet, Watch: func(ctx context.Context) error {
 			return rt.Serve(ctx, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				fmt.Fprint(w, tenure.TermFromContext(r.Context()).Key().ID, claims.ClaimFromContext(r.Context()).Key.ID, " ")
 				h(w, r)
 			}))
 		}}))
-		kit.RunCoordinator(t, context.Background(), c)
-		kit.Await(t, "it is served", func() bool { o, _ := rt.Owner(t.Context(), ""); return o.Local })
+		testkit.RunCoordinator(t, context.Background(), c)
+		testkit.Await(t, "it is served", func() bool { o, _ := rt.Owner(t.Context(), ""); return o.Local })
 		return rt
 	}
 	inner := start("inner", func(http.ResponseWriter, *http.Request) {})
@@ -394,7 +393,7 @@ func TestShutdownLeavesNoConnectionBehind(t *testing.T) {
 		go server.Serve(listener)
 		t.Cleanup(func() { server.Close() })
 		ownedBy(t, path, scheme+listener.Addr().String(), "x")
-		front := startProcess(t, kit.OpenSQLite(t, path), "front", route.Config{}, claims.SessionConfig{}, nil)
+		front := startProcess(t, testkit.OpenSQLite(t, path), "front", route.Config{}, claims.SessionConfig{}, nil)
 		for range 3 {
 			require.Equal(t, http.StatusOK, ask(front.addr, "POST", "/x", "1", nil).status)
 			require.Equal(t, http.StatusOK, ask(front.addr, "POST", "/x", "1", strings.NewReader("body")).status)
@@ -402,7 +401,7 @@ func TestShutdownLeavesNoConnectionBehind(t *testing.T) {
 		require.EqualValues(t, map[string]int{"http://": 1, "h2c://": 2}[scheme], open.Load(), "one for requests without a body, and one for a body at a time")
 		front.end()
 		require.NoError(t, front.route.Shutdown(t.Context(), front.server))
-		kit.Await(t, "its connections are closed", func() bool { return open.Load() == 0 })
+		testkit.Await(t, "its connections are closed", func() bool { return open.Load() == 0 })
 	}
 }
 
@@ -419,7 +418,7 @@ func TestAStrangerHarmsNobodyElse(t *testing.T) {
 		conn, err := net.Dial("tcp", addr)
 		require.NoError(t, err)
 		defer conn.Close()
-		require.NoError(t, conn.SetDeadline(time.Now().Add(kit.Patience)))
+		require.NoError(t, conn.SetDeadline(time.Now().Add(testkit.Patience)))
 		_, err = io.WriteString(conn, strings.ReplaceAll(request, "\n", "\r\n"))
 		require.NoError(t, err)
 		answer, err := io.ReadAll(conn)

@@ -18,7 +18,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/route"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -66,12 +65,12 @@ func TestUnderLoadNoRequestRunsTwiceAndEachOutcomeIsTrue(t *testing.T) {
 	testkit.Slow(t)
 	t.Run("sqlite", func(t *testing.T) {
 		path := newFile(t)
-		runLoad(t, func() tenure.Store { return kit.OpenSQLite(t, path) })
+		runLoad(t, func() tenure.Store { return testkit.OpenSQLite(t, path) })
 	})
 	t.Run("postgres", func(t *testing.T) {
-		url := kit.PostgresURL(t)
-		kit.MigrateClaims(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
-		runLoad(t, func() tenure.Store { return kit.OpenPostgres(t, url, tenure.PostgresConfig{}) })
+		url := testkit.PostgresURL(t)
+		testkit.MigrateClaims(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+		runLoad(t, func() tenure.Store { return testkit.OpenPostgres(t, url, tenure.PostgresConfig{}) })
 	})
 }
 
@@ -82,7 +81,7 @@ func runLoad(t *testing.T, open func() tenure.Store) {
 		return startProcess(t, link, "p", route.Config{MaxWait: ttl + 3*time.Second, Run: func(ctx context.Context, c claims.Claim, serve func(http.Handler) error) error {
 			return serve(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				j.ran.note(r.Header.Get("Id"), claims.ClaimFromContext(r.Context()).Token)
-				kit.Sleep(r.Context(), rand.N(3*time.Millisecond))
+				testkit.Sleep(r.Context(), rand.N(3*time.Millisecond))
 			}))
 		}}, claims.SessionConfig{TTL: ttl}, nil)
 	}
@@ -131,7 +130,7 @@ func runLoad(t *testing.T, open func() tenure.Store) {
 			time.Sleep(20 * time.Millisecond)
 		}
 		p, link := take()
-		link.SetHook(kit.Hang)
+		link.SetHook(testkit.Hang)
 		p.server.Close()
 		kills++
 		add()

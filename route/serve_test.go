@@ -17,7 +17,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/route"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -32,11 +31,11 @@ type pair struct {
 
 func newPair(t *testing.T, h http.HandlerFunc, cfg route.Config, ttl time.Duration) *pair {
 	path := newFile(t)
-	store := kit.OpenSQLite(t, path)
+	store := testkit.OpenSQLite(t, path)
 	p := &pair{link: storetest.Faulty(store, nil)}
 	t.Cleanup(func() { p.link.SetHook(nil) })
 	p.owner = startProcess(t, p.link, "owner", cfg, claims.SessionConfig{TTL: ttl}, nil)
-	p.other = startProcess(t, kit.OpenSQLite(t, path), "other", cfg, claims.SessionConfig{TTL: ttl}, nil)
+	p.other = startProcess(t, testkit.OpenSQLite(t, path), "other", cfg, claims.SessionConfig{TTL: ttl}, nil)
 	got, err := p.owner.keys.Claim(t.Context(), "x")
 	require.NoError(t, err)
 	p.claim = got[0]
@@ -89,7 +88,7 @@ func TestAnAnswerMayBeginBeforeALongBodyIsRead(t *testing.T) {
 	h2c.SetUnencryptedHTTP2(true)
 	for name, protocols := range map[string]*http.Protocols{"HTTP/1": nil, "h2c": h2c} {
 		t.Run(name, func(t *testing.T) {
-			store := kit.OpenSQLite(t, newFile(t))
+			store := testkit.OpenSQLite(t, newFile(t))
 			owner := startProcess(t, store, "owner", route.Config{}, claims.SessionConfig{}, protocols)
 			transport := &http.Transport{Protocols: protocols, ExpectContinueTimeout: time.Hour}
 			other := startProcess(t, store, "other", route.Config{MaxReplay: 1000, Transport: transport}, claims.SessionConfig{}, nil)
@@ -131,7 +130,7 @@ func TestAKeyIsFreeOnlyWhenItsRequestsAreAnswered(t *testing.T) {
 				arrived <- r.Context()
 				<-end
 				io.WriteString(w, "done")
-			}, route.Config{DrainFor: kit.Patience}, 0)
+			}, route.Config{DrainFor: testkit.Patience}, 0)
 			answers := make(chan outcome, 2)
 			go func() { answers <- ask(p.other.addr, "POST", "/x", "slow", nil) }()
 			slow := <-arrived
@@ -224,7 +223,7 @@ func TestNoAnswerBeginsOrEndsWellAfterTheRightHasEnded(t *testing.T) {
 		}
 		arrived <- r.Context()
 		<-r.Context().Done() // told in time, so its right still stands for a while
-		kit.Await(t, "the right ends", func() bool { return !p.owner.keys.Keeps(p.claim) })
+		testkit.Await(t, "the right ends", func() bool { return !p.owner.keys.Keeps(p.claim) })
 		if r.Header.Get("Id") == "late" {
 			if _, err := io.WriteString(w, "late"); err == nil {
 				t.Error("it was written")
@@ -244,7 +243,7 @@ func TestNoAnswerBeginsOrEndsWellAfterTheRightHasEnded(t *testing.T) {
 	told := <-arrived
 	send(p.owner.addr, "short")
 	<-arrived
-	p.link.SetHook(kit.Hang)
+	p.link.SetHook(testkit.Hang)
 	<-told.Done()
 	require.ErrorIs(t, context.Cause(told), tenure.ErrDeadline)
 	for range 4 {
@@ -263,7 +262,7 @@ func TestNoAnswerBeginsOrEndsWellAfterTheRightHasEnded(t *testing.T) {
 
 func TestServeIsRefusedWithoutTheRight(t *testing.T) {
 	p := newPair(t, func(http.ResponseWriter, *http.Request) {}, route.Config{}, 0)
-	other := kit.Must(claims.NewKeys(p.owner.session, "other"))
+	other := testkit.Must(claims.NewKeys(p.owner.session, "other"))
 	got, err := other.Claim(t.Context(), "x")
 	require.NoError(t, err)
 	serve := func(ctx context.Context) error { return p.owner.route.Serve(ctx, http.NotFoundHandler()) }
@@ -281,7 +280,7 @@ func TestServeIsRefusedWithoutTheRight(t *testing.T) {
 		stopping, stop := context.WithCancel(ctx)
 		first := make(chan error)
 		go func() { first <- p.owner.route.Serve(stopping, http.NotFoundHandler()) }()
-		kit.Await(t, "it is served", func() bool { o, _ := p.owner.route.Owner(ctx, "y"); return o.Local })
+		testkit.Await(t, "it is served", func() bool { o, _ := p.owner.route.Owner(ctx, "y"); return o.Local })
 		require.ErrorContains(t, serve(ctx), "Serve runs for it in this process")
 		stop()
 		return <-first

@@ -18,7 +18,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/route"
 	"github.com/tenurelib/tenure/shards"
 	"github.com/tenurelib/tenure/storetest"
@@ -82,10 +82,10 @@ type virtual struct {
 }
 
 func (n *wires) start(t *testing.T, store tenure.Store, name string, cfg route.Config) *virtual {
-	session := kit.Must(claims.NewSession(store, claims.SessionConfig{Holder: name, Labels: map[string]string{"address": name + ":1"}, Logger: kit.Quiet}))
-	p := &virtual{session: session, keys: kit.Must(claims.NewKeys(session, "tenant"))}
+	session := testkit.Must(claims.NewSession(store, claims.SessionConfig{Holder: name, Labels: map[string]string{"address": name + ":1"}, Logger: testkit.Quiet}))
+	p := &virtual{session: session, keys: testkit.Must(claims.NewKeys(session, "tenant"))}
 	cfg.Transport = n
-	p.route = kit.Must(route.Keys(p.keys, tenantOf, cfg))
+	p.route = testkit.Must(route.Keys(p.keys, tenantOf, cfg))
 	n.add(name+":1", p.route)
 	p.stop = runSession(t, session)
 	synctest.Wait()
@@ -104,8 +104,8 @@ func runSession(t *testing.T, session *claims.Session) (stop func()) {
 func inBubble(t *testing.T, test func(t *testing.T, store *tenure.SQLiteStore, n *wires)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		store := kit.OpenSQLite(t, ":memory:")
-		kit.MigrateClaims(t, store)
+		store := testkit.OpenSQLite(t, ":memory:")
+		testkit.MigrateClaims(t, store)
 		test(t, store, &wires{procs: map[string]http.Handler{}})
 		time.Sleep(time.Second) // the search ends
 	})
@@ -199,7 +199,7 @@ func TestRequestsWaitForTheTenantsOfADeadProcess(t *testing.T) {
 		require.Equal(t, 200, post(p.route, "/first").Code)
 		require.Equal(t, 200, post(dead.route, "/x").Code)
 		require.Equal(t, 200, post(p.route, "/x").Code)
-		link.SetHook(kit.Hang)
+		link.SetHook(testkit.Hang)
 		n.add("dead:1", nil)
 		t.Cleanup(func() { link.SetHook(nil) })
 		began := time.Now()
@@ -234,7 +234,7 @@ func TestARequestToAnOwnerThatHangsEndsOnceAnotherMayOwnTheKey(t *testing.T) {
 		go func() { answers <- post(p.route, "/x").Code }()
 		time.Sleep(5 * tenure.DefaultTTL)
 		require.Empty(t, answers, "its owner lives")
-		link.SetHook(kit.Hang)
+		link.SetHook(testkit.Hang)
 		t.Cleanup(func() { link.SetHook(nil) })
 		time.Sleep(4 * tenure.DefaultTTL)
 		require.Equal(t, 502, <-answers)
@@ -255,15 +255,15 @@ func TestALeaseIsServedByItsHolder(t *testing.T) {
 		})
 		mux := http.NewServeMux()
 		addr = listen(t, mux)
-		lease := kit.NewLease(t, kit.OpenSQLite(t, path), tenure.LeaseConfig{Holder: name, Labels: map[string]string{"address": addr}})
-		rt = kit.Must(route.Lease(lease, route.Config{}))
+		lease := testkit.NewLease(t, testkit.OpenSQLite(t, path), tenure.LeaseConfig{Holder: name, Labels: map[string]string{"address": addr}})
+		rt = testkit.Must(route.Lease(lease, route.Config{}))
 		mux.Handle("/", rt)
-		c = kit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{AcquireInterval: 50 * time.Millisecond, Logger: kit.Quiet,
+		c = testkit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{AcquireInterval: 50 * time.Millisecond, Logger: testkit.Quiet,
 			Watch: func(ctx context.Context) error { return rt.Serve(ctx, h) }}))
-		return addr, rt, c, kit.RunCoordinator(t, context.Background(), c)
+		return addr, rt, c, testkit.RunCoordinator(t, context.Background(), c)
 	}
 	a, rtA, holder, stop := start("a")
-	kit.Await(t, "a serves", func() bool { o, _ := rtA.Owner(t.Context(), ""); return o.Local })
+	testkit.Await(t, "a serves", func() bool { o, _ := rtA.Owner(t.Context(), ""); return o.Local })
 	b, rtB, standby, _ := start("b")
 	for _, addr := range []string{a, b} {
 		got := ask(addr, "POST", "/any", "1", nil)
@@ -278,7 +278,7 @@ func TestALeaseIsServedByItsHolder(t *testing.T) {
 		require.Contains(t, got.String(), want)
 	}
 	stop()
-	kit.Await(t, "b holds", standby.IsHolder)
+	testkit.Await(t, "b holds", standby.IsHolder)
 	for _, addr := range []string{a, b} {
 		got := ask(addr, "POST", "/any", "1", nil)
 		require.Equal(t, fmt.Sprint("b", got.token), got.body, got)
@@ -288,11 +288,11 @@ func TestALeaseIsServedByItsHolder(t *testing.T) {
 // The term stands until Serve has returned.
 func TestARequestMayContinueWhenTheJobHasEndedByALossElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		lease := kit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{Labels: map[string]string{"address": "a:1"}})
-		rt := kit.Must(route.Lease(lease, route.Config{}))
+		lease := testkit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{Labels: map[string]string{"address": "a:1"}})
+		rt := testkit.Must(route.Lease(lease, route.Config{}))
 		fails := make(chan error, 1)
-		c := kit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
-			Logger: kit.Quiet,
+		c := testkit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
+			Logger: testkit.Quiet,
 			Watch: func(ctx context.Context) error {
 				return rt.Serve(ctx, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					time.Sleep(time.Second)
@@ -308,7 +308,7 @@ func TestARequestMayContinueWhenTheJobHasEndedByALossElsewhere(t *testing.T) {
 				}
 			},
 		}))
-		defer kit.RunCoordinator(t, context.Background(), c)()
+		defer testkit.RunCoordinator(t, context.Background(), c)()
 		synctest.Wait()
 		answers := make(chan string, 1)
 		go func() { answers <- post(rt, "/x").Body.String() }()
@@ -323,9 +323,9 @@ func TestShardsAreServedByTheirMembers(t *testing.T) {
 	start := func(name string) (addr string, member *shards.Member) {
 		mux := http.NewServeMux()
 		addr = listen(t, mux)
-		session := kit.Must(claims.NewSession(kit.OpenSQLite(t, path), claims.SessionConfig{Labels: map[string]string{"address": addr}, PollInterval: 20 * time.Millisecond, Logger: kit.Quiet}))
+		session := testkit.Must(claims.NewSession(testkit.OpenSQLite(t, path), claims.SessionConfig{Labels: map[string]string{"address": addr}, PollInterval: 20 * time.Millisecond, Logger: testkit.Quiet}))
 		var rt *route.Route
-		member = kit.Must(shards.New(session, shards.Config{Kind: "users", Count: 8, Settle: 50 * time.Millisecond,
+		member = testkit.Must(shards.New(session, shards.Config{Kind: "users", Count: 8, Settle: 50 * time.Millisecond,
 			Work: func(ctx context.Context, id string) error {
 				return rt.Serve(ctx, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					if shards.ClaimFromContext(r.Context()).Key.ID != id || claims.ClaimFromContext(r.Context()).Key.ID != id {
@@ -334,7 +334,7 @@ func TestShardsAreServedByTheirMembers(t *testing.T) {
 					io.WriteString(w, id)
 				}))
 			}}))
-		rt = kit.Must(route.Shards(member, tenantOf, route.Config{MaxWait: kit.Patience}))
+		rt = testkit.Must(route.Shards(member, tenantOf, route.Config{MaxWait: testkit.Patience}))
 		mux.Handle("/", rt)
 		runSession(t, session)
 		ctx, cancel := context.WithCancel(context.Background())
@@ -345,7 +345,7 @@ func TestShardsAreServedByTheirMembers(t *testing.T) {
 	}
 	a, _ := start("a")
 	b, member := start("b")
-	kit.Await(t, "each has some", func() bool { s := member.Status(); return len(s.Shards) > 0 })
+	testkit.Await(t, "each has some", func() bool { s := member.Status(); return len(s.Shards) > 0 })
 	for i := range 32 {
 		id := fmt.Sprint(i % 8)
 		got := ask([]string{a, b}[i/8%2], "POST", "/"+id, "1", nil)

@@ -6,8 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tenurelib/tenure/proof/golden"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/internal/testkit/golden"
 	"github.com/tenurelib/tenure/schedule"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -19,12 +19,12 @@ func TestTheStoredStateStaysAsItIs(t *testing.T) {
 			if slot.Time.Hour() < 3 {
 				return nil
 			}
-			return kit.UntilDone(ctx)
+			return testkit.UntilDone(ctx)
 		}})
 		var got string
 		for _, pause := range []time.Duration{time.Minute, 2 * time.Hour, time.Hour} {
 			time.Sleep(pause)
-			got += string(kit.Get(t, store, key).Payload) + "\n"
+			got += string(testkit.Get(t, store, key).Payload) + "\n"
 		}
 		golden.Compare(t, "state", got)
 	})

@@ -17,7 +17,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/schedule"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -432,8 +431,8 @@ func TestASlotIsNotDoneUntilItsTransactionIsCommitted(t *testing.T) {
 
 func TestTheStatusOfTheCoordinatorTellsHowTheSlotsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store, ran := kit.OpenSQLite(t, ":memory:"), &slots{}
-		kit.Migrate(t, store)
+		store, ran := testkit.OpenSQLite(t, ":memory:"), &slots{}
+		testkit.Migrate(t, store)
 		ran.do = func(ctx context.Context, slot schedule.Slot) error {
 			switch slot.Time.Hour() {
 			case 1:
@@ -446,7 +445,7 @@ func TestTheStatusOfTheCoordinatorTellsHowTheSlotsEnd(t *testing.T) {
 		}
 		s, err := schedule.New(schedule.Config{Store: store, Key: key, Plan: schedule.Interval(time.Hour, 0), Do: ran.Do, Retry: time.Hour, Logger: quiet})
 		require.NoError(t, err)
-		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: kit.LeaseKey, Logger: quiet})
+		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: testkit.LeaseKey, Logger: quiet})
 		require.NoError(t, err)
 		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: s.Run})
 		require.NoError(t, err)
@@ -468,12 +467,12 @@ func TestALogThatBlocksDelaysNoSlotAndNoHandover(t *testing.T) {
 		defer close(release)
 		store := storetest.NewMem()
 		ran := slots{do: func(context.Context, schedule.Slot) error { return errors.New("refused") }}
-		s, err := schedule.New(schedule.Config{Store: store, Key: key, Plan: schedule.Interval(time.Hour, 0), Do: ran.Do, Logger: slog.New(kit.BlockedLog(release))})
+		s, err := schedule.New(schedule.Config{Store: store, Key: key, Plan: schedule.Interval(time.Hour, 0), Do: ran.Do, Logger: slog.New(testkit.BlockedLog(release))})
 		require.NoError(t, err)
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+		lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
 		coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: s.Run})
 		require.NoError(t, err)
-		stop := kit.RunCoordinator(t, t.Context(), coordinator)
+		stop := testkit.RunCoordinator(t, t.Context(), coordinator)
 		time.Sleep(time.Hour + 10*time.Minute)
 		stop()
 		require.GreaterOrEqual(t, len(ran.ran), 10, "one each minute")
@@ -482,8 +481,8 @@ func TestALogThatBlocksDelaysNoSlotAndNoHandover(t *testing.T) {
 	})
 }
 
-// moving is a [kit.Movable] whose fenced stores move with it.
-type moving struct{ *kit.Movable }
+// moving is a [testkit.Movable] whose fenced stores move with it.
+type moving struct{ *testkit.Movable }
 
 func (m moving) Fence(guard tenure.Guard) (tenure.Store, error) { return fencedMoving{m, guard}, nil }
 
@@ -507,7 +506,7 @@ func TestASlotWhoseMarkAFailoverLosesIsNotRunAgain(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				mem, ran, began := storetest.NewMem(), &slots{}, time.Now()
 				mem.Lineages = true
-				store := moving{kit.NewMovable(mem)}
+				store := moving{testkit.NewMovable(mem)}
 				standby := mem.Fork()
 				hold(t, store, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do})
 				time.Sleep(before)
@@ -548,7 +547,7 @@ func TestASlotThatIsMarkedAgainKeepsItsLocation(t *testing.T) {
 		require.NoError(t, err)
 		_, err = mem.PutIf(t.Context(), tenure.Object{Key: key, Payload: payload}, tenure.IfAbsent())
 		require.NoError(t, err)
-		store := moving{kit.NewMovable(mem)}
+		store := moving{testkit.NewMovable(mem)}
 		hold(t, store, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do})
 		time.Sleep(50 * time.Minute)
 		standby := mem.Fork()

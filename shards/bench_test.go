@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // BenchmarkShards lets ten processes share a thousand shards on Postgres. Ten times, one more joins and another
@@ -35,18 +35,18 @@ func BenchmarkShards(b *testing.B) {
 			best       []time.Duration // the gaps of the best round
 		}
 		report := func(what string, r *rounds) {
-			b.ReportMetric(ms(kit.Percentile(r.took, 50)), what+"-p50-ms")
-			b.ReportMetric(ms(kit.Percentile(r.took, 0)), what+"-best-ms")
+			b.ReportMetric(ms(testkit.Percentile(r.took, 50)), what+"-p50-ms")
+			b.ReportMetric(ms(testkit.Percentile(r.took, 0)), what+"-best-ms")
 			b.ReportMetric(float64(r.moves)/float64(len(r.took)), what+"-moves")
-			b.ReportMetric(ms(kit.Percentile(r.gaps, 50)), what+"-gap-p50-ms")
-			b.ReportMetric(ms(kit.Percentile(r.gaps, 99)), what+"-gap-p99-ms")
-			b.ReportMetric(ms(kit.Percentile(r.best, 50)), what+"-best-gap-p50-ms")
-			b.ReportMetric(ms(kit.Percentile(r.best, 99)), what+"-best-gap-p99-ms")
+			b.ReportMetric(ms(testkit.Percentile(r.gaps, 50)), what+"-gap-p50-ms")
+			b.ReportMetric(ms(testkit.Percentile(r.gaps, 99)), what+"-gap-p99-ms")
+			b.ReportMetric(ms(testkit.Percentile(r.best, 50)), what+"-best-gap-p50-ms")
+			b.ReportMetric(ms(testkit.Percentile(r.best, 99)), what+"-best-gap-p99-ms")
 		}
 		add := func(r *rounds, since time.Time, members int) {
 			took, moves, gaps := c.await(since, members)
 			r.took, r.gaps, r.moves = append(r.took, took), append(r.gaps, gaps...), r.moves+moves
-			if r.best == nil || kit.Percentile(gaps, 99) < kit.Percentile(r.best, 99) {
+			if r.best == nil || testkit.Percentile(gaps, 99) < testkit.Percentile(r.best, 99) {
 				r.best = gaps
 			}
 		}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tenurelib/tenure/proof/golden"
+	"github.com/tenurelib/tenure/internal/testkit/golden"
 	"github.com/tenurelib/tenure/shards"
 )
 

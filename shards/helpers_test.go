@@ -15,7 +15,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/shards"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -46,8 +46,8 @@ type world struct {
 func inBubble(t *testing.T, count int, test func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		store := kit.OpenSQLite(t, ":memory:")
-		kit.MigrateClaims(t, store)
+		store := testkit.OpenSQLite(t, ":memory:")
+		testkit.MigrateClaims(t, store)
 		test(&world{T: t, store: store, count: count, running: map[string]*process{}, tokens: map[string]int64{}, owners: map[string]*process{}, ended: map[string]time.Time{}})
 	})
 }
@@ -81,7 +81,7 @@ func (w *world) start(name string, options ...func(*process, *shards.Config)) *p
 	}
 	var err error
 	p.session, err = claims.NewSession(p.link, claims.SessionConfig{
-		TTL: ttl, Holder: name, Drain: p.drain, Logger: kit.Quiet, Labels: map[string]string{"address": name},
+		TTL: ttl, Holder: name, Drain: p.drain, Logger: testkit.Quiet, Labels: map[string]string{"address": name},
 	})
 	require.NoError(w, err)
 	p.shards, err = shards.New(p.session, cfg)
@@ -119,7 +119,7 @@ func (p *process) heal() {
 // crash ends a process for good: nothing that it sends arrives, and its funcs do nothing.
 func (p *process) crash() {
 	p.dead.Store(true)
-	p.fault(kit.Hang)
+	p.fault(testkit.Hang)
 	p.w.mu.Lock()
 	for id, by := range p.w.running {
 		if by == p {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/shards"
 )
 
@@ -32,7 +32,7 @@ func TestAFuncThatDoesNotReturnAfterItsSessionWasLostIsStuck(t *testing.T) {
 		defer close(hang)
 		p := w.start("p", hanging(hang, "1"))
 		time.Sleep(settle + moment)
-		p.fault(kit.Hang)
+		p.fault(testkit.Hang)
 		time.Sleep(ttl)
 		p.heal()
 		time.Sleep(ttl)
@@ -56,7 +56,7 @@ func TestAProcessWhoseFuncsHangAfterItsSessionWasLostGetsNothingFromOthers(t *te
 		time.Sleep(settle + moment)
 		w.spread([]int{2, 2}, q, p)
 		hung := p.runs()
-		p.fault(kit.Hang)
+		p.fault(testkit.Hang)
 		time.Sleep(ttl - 5*time.Second)
 		w.mu.Lock()
 		for _, id := range hung { // they do nothing any more, and do not return
@@ -83,7 +83,7 @@ func TestAProcessThatIsAloneTakesPartAlthoughAFuncHangs(t *testing.T) {
 		defer close(hang)
 		p := w.start("p", hanging(hang, "1"))
 		time.Sleep(settle + moment)
-		p.fault(kit.Hang)
+		p.fault(testkit.Hang)
 		time.Sleep(ttl)
 		p.heal()
 		time.Sleep(settle + 5*time.Second)

@@ -16,12 +16,11 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/shards"
 	"github.com/tenurelib/tenure/storetest"
 )
 
-func TestMain(m *testing.M) { kit.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // cluster is processes that share shards on a Postgres server, in real time.
 type cluster struct {
@@ -29,7 +28,7 @@ type cluster struct {
 	url         string
 	count       int
 	settle, ttl time.Duration
-	calls       kit.Calls
+	calls       testkit.Calls
 
 	mu      sync.Mutex
 	running map[string]*member
@@ -54,9 +53,9 @@ type member struct {
 }
 
 func newCluster(t testing.TB, count int, settle, ttl time.Duration) *cluster {
-	c := &cluster{TB: t, url: kit.PostgresURL(t), count: count, settle: settle, ttl: ttl,
+	c := &cluster{TB: t, url: testkit.PostgresURL(t), count: count, settle: settle, ttl: ttl,
 		running: map[string]*member{}, owners: map[string]*member{}, ended: map[string]time.Time{}, took: map[string][]time.Duration{}}
-	kit.MigrateClaims(t, kit.OpenPostgres(t, c.url, tenure.PostgresConfig{}))
+	testkit.MigrateClaims(t, testkit.OpenPostgres(t, c.url, tenure.PostgresConfig{}))
 	return c
 }
 
@@ -69,7 +68,7 @@ func (c *cluster) start(name string) *member {
 
 // prepare makes a process, with connections of its own.
 func (c *cluster) prepare(name string) *member {
-	m := &member{c: c, name: name, link: newLink(kit.OpenPostgres(c, c.url+"&pool_max_conns=4", tenure.PostgresConfig{}))}
+	m := &member{c: c, name: name, link: newLink(testkit.OpenPostgres(c, c.url+"&pool_max_conns=4", tenure.PostgresConfig{}))}
 	m.link.SetHook(c.calls.Count("", func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
 		if now := time.Now(); call.Op == "put" {
 			m.wrote.Store(&now)
@@ -82,7 +81,7 @@ func (c *cluster) prepare(name string) *member {
 		return err
 	}))
 	var err error
-	m.session, err = claims.NewSession(m.link, claims.SessionConfig{TTL: c.ttl, Holder: name, Logger: kit.Quiet})
+	m.session, err = claims.NewSession(m.link, claims.SessionConfig{TTL: c.ttl, Holder: name, Logger: testkit.Quiet})
 	require.NoError(c, err)
 	m.shards, err = shards.New(m.session, shards.Config{Kind: "job", Count: c.count, Settle: c.settle, Work: m.work})
 	require.NoError(c, err)
@@ -128,7 +127,7 @@ func (m *member) kill() {
 	m.c.mu.Lock()
 	defer m.c.mu.Unlock()
 	m.dead = true
-	m.link.SetHook(kit.Hang)
+	m.link.SetHook(testkit.Hang)
 	for id, by := range m.c.running {
 		if by == m {
 			delete(m.c.running, id)
@@ -164,7 +163,7 @@ func (c *cluster) statements() string {
 	var b strings.Builder
 	for _, op := range slices.Sorted(maps.Keys(took)) {
 		fmt.Fprintf(&b, "%s %d (p50 %v, p99 %v)  ", op, len(took[op]),
-			kit.Percentile(took[op], 50).Round(10*time.Microsecond), kit.Percentile(took[op], 99).Round(10*time.Microsecond))
+			testkit.Percentile(took[op], 50).Round(10*time.Microsecond), testkit.Percentile(took[op], 99).Round(10*time.Microsecond))
 	}
 	return b.String()
 }
@@ -173,7 +172,7 @@ func (c *cluster) statements() string {
 // moved, and the gaps.
 func (c *cluster) await(since time.Time, members int) (took time.Duration, moves int, gaps []time.Duration) {
 	c.Helper()
-	for end := time.Now().Add(kit.Patience); !c.balanced(members); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testkit.Patience); !c.balanced(members); time.Sleep(time.Millisecond) {
 		require.True(c, time.Now().Before(end), "the shards are not balanced")
 	}
 	c.mu.Lock()

@@ -16,7 +16,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/shards"
 )
 
@@ -82,7 +82,7 @@ func TestAMovedShardWaitsForFiveStatements(t *testing.T) {
 		const statement = 1500 * time.Microsecond
 		slow := func(p *process, _ *shards.Config) {
 			p.link.Hinted = true
-			p.fault(kit.Slowly(statement))
+			p.fault(testkit.Slowly(statement))
 		}
 		ps := w.together(10, slow)
 		gaps := func(what string, moves int) {
@@ -90,10 +90,10 @@ func TestAMovedShardWaitsForFiveStatements(t *testing.T) {
 			time.Sleep(moment)
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			w.Logf("%s: the gaps are %v in the middle, %v at the 99th percentile", what, kit.Percentile(w.gaps, 50), kit.Percentile(w.gaps, 99))
+			w.Logf("%s: the gaps are %v in the middle, %v at the 99th percentile", what, testkit.Percentile(w.gaps, 50), testkit.Percentile(w.gaps, 99))
 			require.Len(w, w.gaps, moves)
-			require.LessOrEqual(w, kit.Percentile(w.gaps, 50), 5*statement+time.Millisecond)
-			require.LessOrEqual(w, kit.Percentile(w.gaps, 99), 8*statement+time.Millisecond)
+			require.LessOrEqual(w, testkit.Percentile(w.gaps, 50), 5*statement+time.Millisecond)
+			require.LessOrEqual(w, testkit.Percentile(w.gaps, 99), 8*statement+time.Millisecond)
 			w.gaps = nil
 		}
 		q := w.start("q", slow)
@@ -190,7 +190,7 @@ func TestAFuncIsToldWhyItEnds(t *testing.T) {
 		}
 		time.Sleep(moment)
 		w.spread([]int{4}, q)
-		q.fault(kit.Hang)
+		q.fault(testkit.Hang)
 		time.Sleep(ttl)
 		for _, id := range []string{"0", "1", "2", "3"} {
 			require.ErrorIs(w, q.cause(id), tenure.ErrDeadline)
@@ -204,7 +204,7 @@ func TestAFuncIsToldWhyItEnds(t *testing.T) {
 
 func TestAFuncThatReturnsIsRunAgain(t *testing.T) {
 	inBubble(t, 3, func(w *world) {
-		var log kit.SyncBuffer
+		var log testkit.SyncBuffer
 		var mu sync.Mutex
 		var begins []time.Time
 		p := w.start("p", func(p *process, cfg *shards.Config) {
@@ -245,7 +245,7 @@ func TestAFuncThatReturnsIsRunAgain(t *testing.T) {
 
 func TestAFuncThatEndsByGoexitIsRunAgainAfterAPause(t *testing.T) {
 	inBubble(t, 1, func(w *world) {
-		var log kit.SyncBuffer
+		var log testkit.SyncBuffer
 		p := w.start("p", func(p *process, cfg *shards.Config) {
 			cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 			p.run = func(context.Context, string) error {
@@ -349,7 +349,7 @@ func TestAtRestFewStatementsAreSent(t *testing.T) {
 		inBubble(t, count, func(w *world) {
 			ps := w.together(2, func(p *process, _ *shards.Config) { p.link.Hinted = true })
 			time.Sleep(ttl)
-			var calls kit.Calls
+			var calls testkit.Calls
 			ps[0].fault(calls.Count("", nil))
 			const ttls = 40
 			time.Sleep(ttls * ttl)
@@ -384,7 +384,7 @@ func TestMembersThatAreGoneLeaveNothing(t *testing.T) {
 // Hints only save time.
 func TestWithoutHintsShardsMoveAllTheSame(t *testing.T) {
 	inBubble(t, 6, func(w *world) {
-		lost := func(p *process, _ *shards.Config) { p.fault(kit.Only("wake", kit.Refuse)) }
+		lost := func(p *process, _ *shards.Config) { p.fault(testkit.Only("wake", testkit.Refuse)) }
 		ps := w.together(2, lost)
 		time.Sleep(ttl)
 		w.spread([]int{3, 3}, ps...)
@@ -402,7 +402,7 @@ func TestShardsWhoseClaimWasNotAnsweredAreRun(t *testing.T) {
 	inBubble(t, 6, func(w *world) {
 		p := w.start("p")
 		time.Sleep(settle / 2)
-		p.fault(kit.Only("claims.take", kit.Once(kit.LoseAnswer)))
+		p.fault(testkit.Only("claims.take", testkit.Once(testkit.LoseAnswer)))
 		time.Sleep(settle/2 + 6*time.Second)
 		w.spread([]int{6}, p)
 	})
@@ -412,7 +412,9 @@ func TestShardsWhoseClaimWasNotAnsweredAreRun(t *testing.T) {
 func TestAProcessIsOneMember(t *testing.T) {
 	inBubble(t, 6, func(w *world) {
 		p := w.start("p")
-		q := w.start("q", func(p *process, _ *shards.Config) { p.fault(kit.Only("claims.take", kit.Once(kit.LoseAnswer))) })
+		q := w.start("q", func(p *process, _ *shards.Config) {
+			p.fault(testkit.Only("claims.take", testkit.Once(testkit.LoseAnswer)))
+		})
 		time.Sleep(4 * time.Second)
 		var rows int
 		require.NoError(w, w.store.DB().QueryRow(`SELECT count(*) FROM objects_claims WHERE kind = 'job/member'`).Scan(&rows))
@@ -470,7 +472,7 @@ func TestAfterAFailoverThatLacksTheLastCommitsAllShardsRunAgain(t *testing.T) {
 		exec(`DELETE FROM objects_claims`)
 		exec(`INSERT INTO objects_claims SELECT * FROM standby`)
 		for _, p := range all { // it cannot be reached for a while
-			p.fault(kit.Only("claims.sessions", kit.Refuse))
+			p.fault(testkit.Only("claims.sessions", testkit.Refuse))
 		}
 		time.Sleep(2 * ttl)
 		for _, p := range all {
@@ -489,7 +491,7 @@ func TestAfterAFailoverThatLacksTheLastCommitsAllShardsRunAgain(t *testing.T) {
 
 func TestASessionThatIsClosedEndsRun(t *testing.T) {
 	inBubble(t, 2, func(w *world) {
-		session, err := claims.NewSession(w.store, claims.SessionConfig{Logger: kit.Quiet})
+		session, err := claims.NewSession(w.store, claims.SessionConfig{Logger: testkit.Quiet})
 		require.NoError(w, err)
 		var begun, ended atomic.Int32
 		sh, err := shards.New(session, shards.Config{Kind: "job", IDs: []string{"b", "a"}, Work: func(ctx context.Context, id string) error {
@@ -537,7 +539,7 @@ func TestStatusIsShownAsJSON(t *testing.T) {
 }
 
 func TestBadInput(t *testing.T) {
-	store := kit.OpenSQLite(t, ":memory:")
+	store := testkit.OpenSQLite(t, ":memory:")
 	session, err := claims.NewSession(store, claims.SessionConfig{})
 	require.NoError(t, err)
 	run := func(context.Context, string) error { return nil }
@@ -574,7 +576,7 @@ func TestBadInput(t *testing.T) {
 
 func TestASessionThatIsClosedEndsRunOfAProcessThatIsNotFit(t *testing.T) {
 	inBubble(t, 2, func(w *world) {
-		session, err := claims.NewSession(w.store, claims.SessionConfig{Logger: kit.Quiet})
+		session, err := claims.NewSession(w.store, claims.SessionConfig{Logger: testkit.Quiet})
 		require.NoError(w, err)
 		sh, err := shards.New(session, shards.Config{
 			Kind: "job", Count: 2, Work: func(context.Context, string) error { return nil },
@@ -603,7 +605,7 @@ func TestALogThatBlocksKeepsNoShardFromMovingOrFromRunningAgain(t *testing.T) {
 		defer close(release)
 		var failures atomic.Int64
 		fails := func(p *process, cfg *shards.Config) {
-			cfg.Logger = slog.New(kit.BlockedLog(release))
+			cfg.Logger = slog.New(testkit.BlockedLog(release))
 			p.run = func(ctx context.Context, id string) error {
 				if failures.Add(1) <= 20 {
 					return errors.New("refused")
@@ -623,12 +625,12 @@ func TestALogThatBlocksKeepsNoShardFromMovingOrFromRunningAgain(t *testing.T) {
 
 func TestRunWithoutTheTablesOfClaimsSaysWhichCallMakesThem(t *testing.T) {
 	run := func(t *testing.T, store tenure.Database) {
-		kit.Migrate(t, store)
-		session, err := claims.NewSession(store, claims.SessionConfig{Logger: kit.Quiet})
+		testkit.Migrate(t, store)
+		session, err := claims.NewSession(store, claims.SessionConfig{Logger: testkit.Quiet})
 		require.NoError(t, err)
 		member, err := shards.New(session, shards.Config{Kind: "job", Count: 3, Work: func(context.Context, string) error { return nil }})
 		require.NoError(t, err)
-		ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+		ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 		defer cancel()
 		ran := make(chan error, 1)
 		go func() { ran <- session.Run(ctx) }()
@@ -638,16 +640,16 @@ func TestRunWithoutTheTablesOfClaimsSaysWhichCallMakesThem(t *testing.T) {
 		cancel()
 		require.NoError(t, <-ran)
 	}
-	t.Run("postgres", func(t *testing.T) { run(t, kit.OpenPostgres(t, kit.PostgresURL(t), tenure.PostgresConfig{})) })
+	t.Run("postgres", func(t *testing.T) { run(t, testkit.OpenPostgres(t, testkit.PostgresURL(t), tenure.PostgresConfig{})) })
 	t.Run("sqlite", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) { run(t, kit.OpenSQLite(t, ":memory:")) })
+		synctest.Test(t, func(t *testing.T) { run(t, testkit.OpenSQLite(t, ":memory:")) })
 	})
 }
 
 func TestADrainedProcessGivesItsShardsToTheOthers(t *testing.T) {
 	inBubble(t, 4, func(w *world) {
-		var log kit.SyncBuffer
-		drain := kit.Must(tenure.NewDrain(w.store, "p0", kit.Quiet))
+		var log testkit.SyncBuffer
+		drain := testkit.Must(tenure.NewDrain(w.store, "p0", testkit.Quiet))
 		ctx, cancel := context.WithCancel(context.Background())
 		ran := make(chan error, 1)
 		go func() { ran <- drain.Run(ctx) }()

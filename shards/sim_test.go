@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/shards"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -29,7 +29,7 @@ func TestShardsUnderFaults(t *testing.T) {
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
-	defer kit.NoteFailure(t, fmt.Sprintf("go test ./shards -run TestShardsUnderFaults -shards.events=%d -shards.seed=%d -count=50", *simEvents, seed))
+	defer testkit.NoteFailure(t, fmt.Sprintf("go test ./shards -run TestShardsUnderFaults -shards.events=%d -shards.seed=%d -count=50", *simEvents, seed))
 	var total, funcs int
 	var slowest time.Duration
 	for part := uint64(0); total < *simEvents && !t.Failed(); part++ { // crashed processes cost time until their bubble ends
@@ -77,7 +77,7 @@ func (s *sim) event() {
 				s.checks = true
 				cfg.Check = func(context.Context) error {
 					if rand.IntN(20) == 0 {
-						return kit.ErrReset
+						return testkit.ErrReset
 					}
 					return nil
 				}
@@ -109,12 +109,12 @@ func (s *sim) anyFault() storetest.Hook {
 			time.Sleep(d)
 			_ = do(context.WithoutCancel(ctx))
 		}()
-		return kit.ErrReset
+		return testkit.ErrReset
 	}
 	hooks := []storetest.Hook{
-		nil, nil, nil, kit.Hang, kit.Hang, kit.Refuse, kit.LoseAnswer, late, kit.Slowly(d / 10), kit.AnswerAfter(d / 10),
-		kit.Only("claims.take", kit.LoseAnswer), kit.Only("claims.take", late), kit.Only("claims.free", kit.LoseAnswer), kit.Only("claims.free", late),
-		kit.Only("put", kit.Hang), kit.Only("claims.list", kit.Hang), kit.Only("claims.list", kit.AnswerAfter(d/10)), kit.Only("wake", kit.Refuse),
+		nil, nil, nil, testkit.Hang, testkit.Hang, testkit.Refuse, testkit.LoseAnswer, late, testkit.Slowly(d / 10), testkit.AnswerAfter(d / 10),
+		testkit.Only("claims.take", testkit.LoseAnswer), testkit.Only("claims.take", late), testkit.Only("claims.free", testkit.LoseAnswer), testkit.Only("claims.free", late),
+		testkit.Only("put", testkit.Hang), testkit.Only("claims.list", testkit.Hang), testkit.Only("claims.list", testkit.AnswerAfter(d/10)), testkit.Only("wake", testkit.Refuse),
 	}
 	return hooks[s.random.IntN(len(hooks))]
 }

@@ -12,15 +12,15 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/statuspage"
 )
 
 func TestTheStatusPageShowsASession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := kit.OpenSQLite(t, ":memory:")
-		kit.MigrateClaims(t, store)
-		session, err := claims.NewSession(store, claims.SessionConfig{Holder: "a", Labels: map[string]string{"address": "10.0.0.1"}, Logger: kit.Quiet})
+		store := testkit.OpenSQLite(t, ":memory:")
+		testkit.MigrateClaims(t, store)
+		session, err := claims.NewSession(store, claims.SessionConfig{Holder: "a", Labels: map[string]string{"address": "10.0.0.1"}, Logger: testkit.Quiet})
 		require.NoError(t, err)
 		tenants, err := claims.NewKeys(session, "tenant")
 		require.NoError(t, err)

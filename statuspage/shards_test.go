@@ -13,19 +13,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/shards"
 	"github.com/tenurelib/tenure/statuspage"
 )
 
 func TestTheStatusPageShowsShards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := kit.OpenSQLite(t, ":memory:")
-		kit.MigrateClaims(t, store)
-		session, err := claims.NewSession(store, claims.SessionConfig{Holder: "a", Logger: kit.Quiet})
+		store := testkit.OpenSQLite(t, ":memory:")
+		testkit.MigrateClaims(t, store)
+		session, err := claims.NewSession(store, claims.SessionConfig{Holder: "a", Logger: testkit.Quiet})
 		require.NoError(t, err)
 		var fails atomic.Bool
-		part, err := shards.New(session, shards.Config{Kind: "part", Count: 3, Logger: kit.Quiet, Work: func(ctx context.Context, id string) error {
+		part, err := shards.New(session, shards.Config{Kind: "part", Count: 3, Logger: testkit.Quiet, Work: func(ctx context.Context, id string) error {
 			if fails.Load() && id == "1" {
 				return errors.New("<b>no disk")
 			}

@@ -21,7 +21,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/witness"
 )
 
@@ -32,15 +32,15 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv(roleEnv); role != "" {
 		os.Exit(play(role))
 	}
-	kit.Main(m)
+	testkit.Main(m)
 }
 
 func openTestStore(ctx context.Context) (tenure.Store, error) {
 	url := os.Getenv("WITNESS_TEST_STORE")
 	if strings.HasPrefix(url, "postgres") {
-		return tenure.OpenPostgres(ctx, url, tenure.PostgresConfig{Logger: kit.Quiet})
+		return tenure.OpenPostgres(ctx, url, tenure.PostgresConfig{Logger: testkit.Quiet})
 	}
-	return tenure.OpenSQLite(ctx, url, tenure.SQLiteConfig{Shared: true, Logger: kit.Quiet})
+	return tenure.OpenSQLite(ctx, url, tenure.SQLiteConfig{Shared: true, Logger: testkit.Quiet})
 }
 
 // play plays a role, and returns the exit status.
@@ -153,7 +153,7 @@ func session() int {
 		fmt.Println("ERROR", err)
 		return 1
 	}
-	s, err := claims.NewSession(store, claims.SessionConfig{TTL: 5 * time.Minute, PollInterval: 5 * time.Minute, Logger: kit.Quiet})
+	s, err := claims.NewSession(store, claims.SessionConfig{TTL: 5 * time.Minute, PollInterval: 5 * time.Minute, Logger: testkit.Quiet})
 	if err != nil {
 		fmt.Println("ERROR", err)
 		return 1
@@ -200,7 +200,7 @@ func hold(then ...func()) int {
 	}
 	ttl, _ := time.ParseDuration(os.Getenv("WITNESS_TEST_TTL"))
 	key := tenure.Key{Type: "lease", ID: "0"}
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: fmt.Sprint(os.Getpid()), TTL: ttl, Logger: kit.Quiet})
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: fmt.Sprint(os.Getpid()), TTL: ttl, Logger: testkit.Quiet})
 	if err != nil {
 		fmt.Println("ERROR", err)
 		return 1

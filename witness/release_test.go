@@ -19,7 +19,6 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/internal/witnessed"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -214,7 +213,7 @@ func TestALogThatBlocksDelaysNoRelease(t *testing.T) {
 		defer close(release)
 		d := newDead(t)
 		opened := 0
-		cfg, err := Config{Young: -1, Logger: slog.New(kit.BlockedLog(release)), Open: func(context.Context) (tenure.Store, error) {
+		cfg, err := Config{Young: -1, Logger: slog.New(testkit.BlockedLog(release)), Open: func(context.Context) (tenure.Store, error) {
 			if opened++; opened == 1 {
 				return nil, errors.New("the database is starting")
 			}
@@ -341,13 +340,13 @@ func TestARestartDoesNotWaitForAnAcquireWhoseSessionWasEnded(t *testing.T) {
 	testkit.Slow(t)
 	d := newDead(t)
 	d.name = "of a dead program"
-	url := kit.PostgresURL(t)
+	url := testkit.PostgresURL(t)
 	program, err := pgx.Connect(t.Context(), url)
 	require.NoError(t, err)
 	t.Cleanup(func() { program.Close(context.Background()) })
-	kit.ExecPostgres(t, program, `SELECT set_config('application_name', $1, false)`, d.appName("program"))
+	testkit.ExecPostgres(t, program, `SELECT set_config('application_name', $1, false)`, d.appName("program"))
 	d.keys.acquires(tenure.Key{Type: "lease", ID: "web"}, true)
-	d.opened <- onPostgres{d.wakeable, kit.PostgresPool(t, url)}
+	d.opened <- onPostgres{d.wakeable, testkit.PostgresPool(t, url)}
 	died := time.Now()
 	d.release(t.Context(), died, 137)
 	require.Less(t, time.Since(died), longestFlight, d.log.String())

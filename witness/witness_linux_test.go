@@ -20,7 +20,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/proctree"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // site is a store, and the processes that compete in it. Its TTL is longer than any test.
@@ -34,14 +33,14 @@ func newSite(t *testing.T, url string) *site {
 	s := &site{T: t, dir: t.TempDir(), url: url}
 	if url == "" {
 		s.url = filepath.Join(s.dir, "leases.db")
-		store, err := tenure.OpenSQLite(t.Context(), s.url, tenure.SQLiteConfig{Shared: true, Logger: kit.Quiet})
+		store, err := tenure.OpenSQLite(t.Context(), s.url, tenure.SQLiteConfig{Shared: true, Logger: testkit.Quiet})
 		require.NoError(t, err)
 		t.Cleanup(func() { store.Close() })
 		s.store = store
-		kit.Migrate(t, store)
+		testkit.Migrate(t, store)
 	} else {
-		store := kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: kit.Quiet})
-		kit.Migrate(t, store)
+		store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: testkit.Quiet})
+		testkit.Migrate(t, store)
 		s.store = store
 	}
 	return s
@@ -139,7 +138,7 @@ func (p *party) exits() int {
 }
 
 func (s *site) lease(id string) *tenure.Lease {
-	return kit.NewLease(s, s.store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: id}, Logger: kit.Quiet})
+	return testkit.NewLease(s, s.store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: id}, Logger: testkit.Quiet})
 }
 
 // isHeld requires that a lease stays a process's.
@@ -220,7 +219,7 @@ func TestAProcessThatLivesKeepsItsLease(t *testing.T) {
 			kill(t, program, syscall.SIGKILL)
 			require.Equal(t, 137, a.exits())
 			_, err := s.lease("0").Read(t.Context())
-			kit.WantErr(t, err, tenure.ErrNotFound)
+			testkit.WantErr(t, err, tenure.ErrNotFound)
 		})
 	}
 }
@@ -247,7 +246,7 @@ func TestAWitnessThatIsKilledEndsNothing(t *testing.T) {
 	kill(t, a.Process.Pid, syscall.SIGKILL)
 	a.exits()
 	s.isHeld(program)
-	kit.WantErr(t, s.lease("0").RequestRelease(t.Context()), nil)
+	testkit.WantErr(t, s.lease("0").RequestRelease(t.Context()), nil)
 	for { // the term that follows names no witness
 		if line := a.hears("began"); line[4] == "false" {
 			break
@@ -267,7 +266,7 @@ func TestOfNestedWitnessesTheInnerOneReleases(t *testing.T) {
 	kill(t, program, syscall.SIGKILL)
 	require.Equal(t, 137, outer.exits())
 	_, err := s.lease("0").Read(t.Context())
-	kit.WantErr(t, err, tenure.ErrNotFound)
+	testkit.WantErr(t, err, tenure.ErrNotFound)
 }
 
 // A shell in front of the program does no harm, nor does one that starts it in the background.
@@ -290,7 +289,7 @@ func TestSignalsAndStatusesPassThrough(t *testing.T) {
 	kill(t, program, syscall.SIGKILL)
 	require.Equal(t, 4, a.exits())
 	_, err = s.lease("0").Read(t.Context())
-	kit.WantErr(t, err, tenure.ErrNotFound)
+	testkit.WantErr(t, err, tenure.ErrNotFound)
 }
 
 // witnessOf returns the name in a record.
@@ -304,7 +303,7 @@ func witnessOf(obj tenure.Object) string {
 // still had the lock.
 func (s *site) takes(id string) (overlaps bool) {
 	s.Helper()
-	kit.MustAcquire(s, s.lease(id))
+	testkit.MustAcquire(s, s.lease(id))
 	lock, err := os.OpenFile(filepath.Join(s.dir, id), os.O_CREATE|os.O_RDWR, 0o600)
 	require.NoError(s, err)
 	defer lock.Close()
@@ -318,7 +317,7 @@ func TestNothingIsReleasedBeforeTheKernelSaysThatTheProcessIsDead(t *testing.T) 
 	for round := 0; ; round++ {
 		s := newSite(t, "")
 		program, _ := s.start([]string{"WITNESS_TEST_MIB=256"}, "witness", "hold").begins()
-		obj := kit.Get(t, s.store, s.lease("0").Key())
+		obj := testkit.Get(t, s.store, s.lease("0").Key())
 		kill(t, program, syscall.SIGKILL)
 		_, err := s.lease("0").ReleaseDead(t.Context(), witnessOf(obj), 0)
 		require.NoError(t, err)
@@ -333,7 +332,7 @@ func TestNothingIsReleasedBeforeTheKernelSaysThatTheProcessIsDead(t *testing.T) 
 	kill(t, program, syscall.SIGKILL)
 	for {
 		if _, err := s.lease("0").Read(t.Context()); err != nil {
-			kit.WantErr(t, err, tenure.ErrNotFound)
+			testkit.WantErr(t, err, tenure.ErrNotFound)
 			break
 		}
 	}
@@ -354,7 +353,7 @@ func TestAWitnessIsTheFirstProcessOfAContainer(t *testing.T) {
 	}
 	require.Equal(t, 137, a.exits())
 	_, err := s.lease("0").Read(t.Context())
-	kit.WantErr(t, err, tenure.ErrNotFound)
+	testkit.WantErr(t, err, tenure.ErrNotFound)
 }
 
 // container starts this program as the first process of a namespace, with an environment.
@@ -373,7 +372,7 @@ func TestASidecarReleasesWhenNothingOfAContainerIsLeft(t *testing.T) {
 	s := newSite(t, "")
 	socket := filepath.Join(s.dir, "witness.sock")
 	sidecar := s.start(nil, "sidecar", "", socket)
-	kit.Await(t, "it listens", func() bool { _, err := os.Stat(socket); return err == nil })
+	testkit.Await(t, "it listens", func() bool { _, err := os.Stat(socket); return err == nil })
 
 	// A process that is not the first of its container may leave others behind.
 	outside := s.start([]string{"TENURE_WITNESS=" + socket, "WITNESS_TEST_TTL=1s"}, "hold")
@@ -388,7 +387,7 @@ func TestASidecarReleasesWhenNothingOfAContainerIsLeft(t *testing.T) {
 		a.hears("left")
 		first := proctree.Descendants(a.Process.Pid)[0].PID
 		kill(t, first, syscall.SIGKILL)
-		kit.Await(t, "it is released", func() bool { // long before the TTL
+		testkit.Await(t, "it is released", func() bool { // long before the TTL
 			h, err := s.lease("0").Read(t.Context())
 			return errors.Is(err, tenure.ErrNotFound) || h.Holder == "" // an offer, if the takeover from outside was not confirmed yet
 		})
@@ -405,39 +404,39 @@ func TestASidecarReleasesWhenNothingOfAContainerIsLeft(t *testing.T) {
 // mode is in between. Without the drain it is, or this would prove nothing.
 func TestNoStatementOfADeadProgramIsCommittedAfterTheRelease(t *testing.T) {
 	for name, drains := range map[string]bool{"drains": true, "drains through a pooler": true, "does not drain": false} {
-		direct := kit.PostgresURL(t)
+		direct := testkit.PostgresURL(t)
 		url := direct
 		if strings.HasSuffix(name, "pooler") {
-			url = kit.StartBouncer(t, direct) + "&default_query_exec_mode=exec"
+			url = testkit.StartBouncer(t, direct) + "&default_query_exec_mode=exec"
 		}
 		s := newSite(t, url)
-		pool := kit.PostgresPool(t, direct)
-		kit.ExecPostgres(t, pool, `CREATE TABLE late (n int)`)
+		pool := testkit.PostgresPool(t, direct)
+		testkit.ExecPostgres(t, pool, `CREATE TABLE late (n int)`)
 		a := s.start([]string{map[bool]string{true: "PGAPPNAME=a program with a name of more than sixty three bytes, which Postgres cuts", false: "WITNESS_TEST_NO_DRAIN=1"}[drains]}, "witness", "writes")
 		program, _ := a.begins()
-		kit.Await(t, "it is written", func() bool {
+		testkit.Await(t, "it is written", func() bool {
 			var busy int
-			kit.WantErr(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'INSERT INTO late%' AND state = 'active'`).Scan(&busy), nil)
+			testkit.WantErr(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'INSERT INTO late%' AND state = 'active'`).Scan(&busy), nil)
 			return busy > 0
 		})
 		kill(t, program, syscall.SIGKILL)
 		require.Equal(t, 137, a.exits())
 		require.Contains(t, a.log(), "released=1")
-		kit.Await(t, "nothing of it is left", func() bool {
+		testkit.Await(t, "nothing of it is left", func() bool {
 			var busy int
-			kit.WantErr(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'INSERT INTO late%'`).Scan(&busy), nil)
+			testkit.WantErr(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'INSERT INTO late%'`).Scan(&busy), nil)
 			return busy == 0
 		})
 		var rows int
-		kit.WantErr(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM late`).Scan(&rows), nil)
+		testkit.WantErr(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM late`).Scan(&rows), nil)
 		require.Equal(t, map[bool]int{true: 0, false: 1}[drains], rows, name)
 	}
 }
 
 func TestTheKeysOfADeadProgramAreClaimedAtOnce(t *testing.T) {
-	for _, url := range []func() string{func() string { return "" }, func() string { return kit.PostgresURL(t) }} {
+	for _, url := range []func() string{func() string { return "" }, func() string { return testkit.PostgresURL(t) }} {
 		s := newSite(t, url())
-		kit.MigrateClaims(t, s.store.(tenure.Database))
+		testkit.MigrateClaims(t, s.store.(tenure.Database))
 		a := s.start(nil, "witness", "session")
 		program, _ := a.begins()
 		b := s.start(nil, "session")

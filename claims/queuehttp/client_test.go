@@ -22,7 +22,6 @@ import (
 	"github.com/tenurelib/tenure/claims/queuehttp"
 	"github.com/tenurelib/tenure/internal/clock"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // The tests in this file run in virtual time.
@@ -309,7 +308,7 @@ func TestATaskIsNotBegunAfterTheMachineWasSuspended(t *testing.T) {
 			now.Wall = now.Wall.Add(time.Duration(asleep.Load()))
 			return now
 		}))
-		client := kit.Must(queuehttp.NewClient(queuehttp.ClientConfig{Servers: []string{"http://server0"}, HTTP: &http.Client{Transport: l}, Logger: kit.Quiet}))
+		client := testkit.Must(queuehttp.NewClient(queuehttp.ClientConfig{Servers: []string{"http://server0"}, HTTP: &http.Client{Transport: l}, Logger: testkit.Quiet}))
 		var begun []int
 		var suspended atomic.Bool
 		done := make(chan struct{})
@@ -345,7 +344,7 @@ func TestEachResultIsWrittenOnceWhateverIsLost(t *testing.T) {
 		for range 3 {
 			l := w.wire(2)
 			l.fail(func(r *http.Request, send func() *http.Response) (*http.Response, error) {
-				kit.Sleep(r.Context(), rand.N(200*time.Millisecond))
+				testkit.Sleep(r.Context(), rand.N(200*time.Millisecond))
 				switch rand.N(8) {
 				case 0:
 					return nil, errCut
@@ -357,7 +356,7 @@ func TestEachResultIsWrittenOnceWhateverIsLost(t *testing.T) {
 					<-r.Context().Done()
 					return nil, r.Context().Err()
 				case 4:
-					kit.Sleep(r.Context(), rand.N(ttl/2))
+					testkit.Sleep(r.Context(), rand.N(ttl/2))
 				}
 				return send(), nil
 			})

@@ -11,14 +11,13 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims/queuehttp"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // The servers' database would otherwise wait for its disk once per heartbeat.
 func TestHeartbeatsThatComeTogetherShareCommits(t *testing.T) {
 	testkit.Slow(t)
 	const workers, rounds = 200, 5
-	w := onPostgres(t, kit.PostgresURL(t))
+	w := onPostgres(t, testkit.PostgresURL(t))
 	h := w.handler(queuehttp.Config{TTL: 10 * time.Minute})
 	var sessions []in
 	for range workers {

@@ -7,7 +7,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/seconds"
-	"github.com/tenurelib/tenure/proof/golden"
+	"github.com/tenurelib/tenure/internal/testkit/golden"
 )
 
 func TestTheProtocolStaysAsItIs(t *testing.T) {

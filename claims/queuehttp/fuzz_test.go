@@ -16,7 +16,7 @@ import (
 
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/claims/queuehttp"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // bodies are what a worker that obeys the protocol sends. SESSION and CLAIM stand for those that it has.
@@ -74,7 +74,7 @@ func mutilatedRequests(t *testing.T) (all []request) {
 		var whole any
 		require.NoError(t, json.Unmarshal([]byte(body), &whole), body)
 		for _, part := range mutilated(whole) {
-			all = append(all, request{name, string(kit.Must(json.Marshal(part)))})
+			all = append(all, request{name, string(testkit.Must(json.Marshal(part)))})
 		}
 		for _, text := range []string{"", body[:len(body)/2], body + body, body + "}", body + " \n"} {
 			all = append(all, request{name, text})
@@ -122,9 +122,9 @@ func (w *world) sender() func(request) (status int) {
 	}
 	cfg := tasks
 	cfg.Backoff = func(c claims.Claim) time.Duration { valid(c); return time.Second }
-	queue := kit.Must(claims.NewQueue(w.store, cfg))
-	h := kit.Must(queuehttp.NewHandler(w.store, queue, queuehttp.Config{
-		Logger: kit.Quiet, Payloads: w.payloads,
+	queue := testkit.Must(claims.NewQueue(w.store, cfg))
+	h := testkit.Must(queuehttp.NewHandler(w.store, queue, queuehttp.Config{
+		Logger: testkit.Quiet, Payloads: w.payloads,
 		Finish: func(ctx context.Context, results []queuehttp.Result) error {
 			require.NotEmpty(w, results)
 			var done []claims.Claim

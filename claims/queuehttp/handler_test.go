@@ -16,7 +16,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/claims/queuehttp"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 func TestWhatAServerAnswers(t *testing.T) {
@@ -81,7 +81,7 @@ func TestWhatAServerAnswers(t *testing.T) {
 func TestAQueueWithoutHooksTakesNoResults(t *testing.T) {
 	eachServer(t, func(w *world) {
 		w.add(1, 1)
-		h := kit.Must(queuehttp.NewHandler(w.store, w.queue, queuehttp.Config{Logger: kit.Quiet}))
+		h := testkit.Must(queuehttp.NewHandler(w.store, w.queue, queuehttp.Config{Logger: testkit.Quiet}))
 		_, out := ask(w.T, h, "begin", in{"holder": "w"})
 		_, out = ask(w.T, h, "take", in{"session": out.Session, "n": 1})
 		require.Equal(w, "null", string(out.Tasks[0].Payload))
@@ -186,7 +186,7 @@ func TestWhatIsWrongWithARequestIsSaid(t *testing.T) {
 
 func TestAStoreThatIsDownIsA503ThatHidesWhy(t *testing.T) {
 	inBubble(t, func(w *world) {
-		var log kit.SyncBuffer
+		var log testkit.SyncBuffer
 		h := w.handler(queuehttp.Config{Logger: logTo(&log), Payloads: func(context.Context, []string) (map[string]any, error) { return nil, errors.New("the password is x") }})
 		w.add(1, 1)
 		_, s := ask(w.T, h, "begin", in{"holder": "w"})
@@ -242,7 +242,7 @@ func TestTheLossOfAnotherLeaseIsNotThatOfAWorker(t *testing.T) {
 func TestATaskThatCannotBeToldIsGivenBack(t *testing.T) {
 	eachServer(t, func(w *world) {
 		w.add(1, 2)
-		var log kit.SyncBuffer
+		var log testkit.SyncBuffer
 		h := w.handler(queuehttp.Config{TTL: time.Minute, Logger: logTo(&log), Payloads: func(context.Context, []string) (map[string]any, error) {
 			return map[string]any{"1": make(chan int), "2": "p2"}, nil
 		}})
@@ -260,11 +260,11 @@ func TestBadInputToHandlersAndClients(t *testing.T) {
 	inBubble(t, func(w *world) {
 		plain := tasks
 		plain.NotBefore = ""
-		unfit := kit.Must(claims.NewQueue(w.store, plain))
+		unfit := testkit.Must(claims.NewQueue(w.store, plain))
 		plain = tasks
 		plain.Expires, plain.Deadline = "expires", time.Minute
-		expiring := kit.Must(claims.NewQueue(w.store, plain))
-		elsewhere := kit.Must(claims.NewQueue(kit.OpenSQLite(w.T, ":memory:"), tasks))
+		expiring := testkit.Must(claims.NewQueue(w.store, plain))
+		elsewhere := testkit.Must(claims.NewQueue(testkit.OpenSQLite(w.T, ":memory:"), tasks))
 		for _, bad := range []struct {
 			queue *claims.Queue
 			cfg   queuehttp.Config
@@ -278,7 +278,7 @@ func TestBadInputToHandlersAndClients(t *testing.T) {
 			_, err := queuehttp.NewClient(queuehttp.ClientConfig{Servers: servers})
 			require.ErrorIs(w, err, tenure.ErrInvalid, servers)
 		}
-		client := kit.Must(queuehttp.NewClient(queuehttp.ClientConfig{Servers: []string{"http://a"}}))
+		client := testkit.Must(queuehttp.NewClient(queuehttp.ClientConfig{Servers: []string{"http://a"}}))
 		require.ErrorIs(w, client.Serve(w.Context(), 0, nil), tenure.ErrInvalid)
 		require.ErrorIs(w, client.Serve(w.Context(), 1, nil), tenure.ErrInvalid)
 	})

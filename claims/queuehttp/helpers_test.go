@@ -23,14 +23,14 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/claims/queuehttp"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
-func TestMain(m *testing.M) { kit.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 var tasks = claims.QueueConfig{
 	Table: "tasks", Attempts: "attempts", NotBefore: "not_before", Ready: "status = 'queued'", Done: "status = 'done'",
-	MaxAttempts: 5, Exhausted: "status = 'failed'", PollInterval: 100 * time.Millisecond, Logger: kit.Quiet,
+	MaxAttempts: 5, Exhausted: "status = 'failed'", PollInterval: 100 * time.Millisecond, Logger: testkit.Quiet,
 }
 
 // world is a database with a table of tasks, and servers of it.
@@ -43,8 +43,8 @@ type world struct {
 
 func newWorld(t *testing.T, store tenure.Database, db *sql.DB, ddl string, err error) *world {
 	require.NoError(t, err)
-	kit.MigrateClaims(t, store)
-	w := &world{T: t, store: store, db: db, queue: kit.Must(claims.NewQueue(store, tasks))}
+	testkit.MigrateClaims(t, store)
+	w := &world{T: t, store: store, db: db, queue: testkit.Must(claims.NewQueue(store, tasks))}
 	w.exec(`CREATE TABLE tasks (id integer PRIMARY KEY, payload text, status text NOT NULL DEFAULT 'queued')`)
 	w.exec(`CREATE TABLE results (task integer NOT NULL, result text NOT NULL)`)
 	w.exec(ddl)
@@ -53,17 +53,17 @@ func newWorld(t *testing.T, store tenure.Database, db *sql.DB, ddl string, err e
 
 // eachServer runs a test on a real Postgres and on a SQLite file.
 func eachServer(t *testing.T, test func(w *world)) {
-	t.Run("postgres", func(t *testing.T) { test(onPostgres(t, kit.PostgresURL(t))) })
+	t.Run("postgres", func(t *testing.T) { test(onPostgres(t, testkit.PostgresURL(t))) })
 	t.Run("sqlite", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "tenure.db")
 		ddl, err := tasks.SQLiteDDL()
-		test(newWorld(t, kit.OpenSQLite(t, path), kit.OpenSQL(t, "sqlite", "file:"+path+"?_txlock=immediate&_pragma=busy_timeout(10000)"), ddl, err))
+		test(newWorld(t, testkit.OpenSQLite(t, path), testkit.OpenSQL(t, "sqlite", "file:"+path+"?_txlock=immediate&_pragma=busy_timeout(10000)"), ddl, err))
 	})
 }
 
 func onPostgres(t *testing.T, url string) *world {
 	ddl, err := tasks.PostgresDDL()
-	return newWorld(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}), kit.OpenSQL(t, "pgx", url), ddl, err)
+	return newWorld(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}), testkit.OpenSQL(t, "pgx", url), ddl, err)
 }
 
 // inBubble runs a test in virtual time, on SQLite in memory.
@@ -71,12 +71,12 @@ func inBubble(t *testing.T, test func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		ddl, err := tasks.SQLiteDDL()
-		store := kit.OpenSQLite(t, ":memory:")
+		store := testkit.OpenSQLite(t, ":memory:")
 		test(newWorld(t, store, store.DB(), ddl, err))
 	})
 }
 
-func (w *world) exec(query string) { w.Helper(); kit.ExecSQL(w.T, w.db, query) }
+func (w *world) exec(query string) { w.Helper(); testkit.ExecSQL(w.T, w.db, query) }
 
 func (w *world) count(query string) (n int) {
 	w.Helper()
@@ -96,14 +96,14 @@ func (w *world) add(from, to int) {
 // handler returns the handler of another server.
 func (w *world) handler(cfg queuehttp.Config) *queuehttp.Handler {
 	w.Helper()
-	cfg.Logger = cmp.Or(cfg.Logger, kit.Quiet)
+	cfg.Logger = cmp.Or(cfg.Logger, testkit.Quiet)
 	if cfg.Payloads == nil {
 		cfg.Payloads = w.payloads
 	}
 	if cfg.Finish == nil {
 		cfg.Finish = w.finish
 	}
-	return kit.Must(queuehttp.NewHandler(w.store, kit.Must(claims.NewQueue(w.store, tasks)), cfg))
+	return testkit.Must(queuehttp.NewHandler(w.store, testkit.Must(claims.NewQueue(w.store, tasks)), cfg))
 }
 
 // run runs the session of a handler until the test ends.
@@ -145,9 +145,9 @@ func (w *world) finish(ctx context.Context, results []queuehttp.Result) error {
 		return nil
 	}
 	if _, ok := w.store.(*tenure.SQLiteStore); ok {
-		return w.queue.FinishSQLite(ctx, done, func(tx *sql.Tx) error { return write(kit.ExecInSQL(tx)) })
+		return w.queue.FinishSQLite(ctx, done, func(tx *sql.Tx) error { return write(testkit.ExecInSQL(tx)) })
 	}
-	return w.queue.FinishPostgres(ctx, done, func(tx pgx.Tx) error { return write(kit.ExecIn(tx)) })
+	return w.queue.FinishPostgres(ctx, done, func(tx pgx.Tx) error { return write(testkit.ExecIn(tx)) })
 }
 
 // wire carries requests to servers of this process, by host name, and can fail them.
@@ -197,7 +197,7 @@ func (w *world) serve(l *wire, n int, fn func(context.Context, queuehttp.Task) (
 	for host := range l.servers {
 		servers = append(servers, "http://"+host+"/api")
 	}
-	client, err := queuehttp.NewClient(queuehttp.ClientConfig{Servers: servers, HTTP: &http.Client{Transport: l}, Logger: kit.Quiet})
+	client, err := queuehttp.NewClient(queuehttp.ClientConfig{Servers: servers, HTTP: &http.Client{Transport: l}, Logger: testkit.Quiet})
 	require.NoError(w, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

@@ -27,7 +27,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // eachStore runs a test on a site with Postgres, on one with SQLite and on one with NATS.
@@ -43,7 +43,7 @@ func eachStore(t *testing.T, test func(t *testing.T, s *site)) {
 func eachDatabase(t *testing.T, test func(t *testing.T, s *site)) {
 	t.Run("postgres", func(t *testing.T) {
 		t.Parallel()
-		test(t, newSite(t, kit.PostgresURL(t)))
+		test(t, newSite(t, testkit.PostgresURL(t)))
 	})
 	t.Run("sqlite", func(t *testing.T) {
 		t.Parallel()
@@ -233,7 +233,7 @@ func TestAStoreThatIsDownIsReportedWithExitStatus1(t *testing.T) {
 
 func TestAConnectionThatIsRefusedIsExplainedInOneLine(t *testing.T) {
 	t.Parallel()
-	server := kit.StartPostgres(t)
+	server := testkit.StartPostgres(t)
 	conn := connect(t, server.URL())
 	at := conn.Config()
 	var rules string
@@ -278,7 +278,7 @@ host all all 127.0.0.1/32 trust
 func TestAMissingTableIsCreatedByTheCommandThatTheErrorNames(t *testing.T) {
 	t.Parallel()
 	for store, cause := range map[string]string{
-		kit.PostgresURL(t):                   `"mine": the table does not exist`,
+		testkit.PostgresURL(t):               `"mine": the table does not exist`,
 		filepath.Join(t.TempDir(), "new.db"): "SQL logic error: no such table: main.mine (1)",
 	} {
 		if !isPostgres(store) {
@@ -323,7 +323,7 @@ func execSQL(t *testing.T, conn *pgx.Conn, statements string) {
 
 func TestBehindAPoolerRunSaysHowStandbysAreWoken(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, kit.StartBouncer(t, kit.PostgresURL(t))+"&default_query_exec_mode=exec")
+	s := newSite(t, testkit.StartBouncer(t, testkit.PostgresURL(t))+"&default_query_exec_mode=exec")
 	r := s.start(t, "a", s.service(t)...)
 	r.awaitLog(t, "standbys are not woken, and poll")
 	r.awaitLog(t, "set ListenURL, or the store's whole URL, to the server itself")
@@ -403,7 +403,7 @@ func TestAnotherTableHasOtherLeases(t *testing.T) {
 // not.
 func TestThePrintedStatementsSetAStoreUp(t *testing.T) {
 	t.Parallel()
-	url := kit.PostgresURL(t)
+	url := testkit.PostgresURL(t)
 	owner := connect(t, url)
 	role := "app_" + owner.Config().Database
 	execSQL(t, owner, `CREATE ROLE "`+role+`" LOGIN`)
@@ -734,7 +734,7 @@ func TestAPasswordIsNeverShown(t *testing.T) {
 	const password = "s3cret"
 	for name, store := range map[string]func(t *testing.T) string{
 		"postgres": func(t *testing.T) string {
-			return strings.Replace(kit.PostgresURL(t), "postgres@", "postgres:"+password+"@", 1)
+			return strings.Replace(testkit.PostgresURL(t), "postgres@", "postgres:"+password+"@", 1)
 		},
 		"nats": func(t *testing.T) string {
 			url := startNATS(t, func(opts *server.Options) { opts.Username, opts.Password = "app", password })
@@ -838,7 +838,7 @@ func passwordIsNeverShown(t *testing.T, s *site, password string) {
 
 func TestRunWaitsForAStoreThatIsDown(t *testing.T) {
 	t.Parallel()
-	server := kit.StartPostgres(t)
+	server := testkit.StartPostgres(t)
 	if err := server.Stop("fast"); err != nil {
 		t.Fatal(err)
 	}

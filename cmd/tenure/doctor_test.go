@@ -17,8 +17,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
 // diagnose returns what doctor says about a store, and its exit status.
@@ -41,11 +41,11 @@ func ready(t *testing.T, store string) string {
 
 func TestDoctorFindsNothingWrongWithAHealthyStore(t *testing.T) {
 	t.Parallel()
-	postgres := func(t *testing.T) string { return ready(t, kit.StartPostgres(t, kit.OnDisk).URL()) }
+	postgres := func(t *testing.T) string { return ready(t, testkit.StartPostgres(t, testkit.OnDisk).URL()) }
 	for name, open := range map[string]func(t *testing.T) (store, kind string){
 		"Postgres": func(t *testing.T) (string, string) { return postgres(t), "PostgreSQL 1" },
 		"PgBouncer": func(t *testing.T) (string, string) {
-			return kit.StartBouncer(t, postgres(t), "pool_mode = session", "default_pool_size = 20"), "through a pooler in session mode"
+			return testkit.StartBouncer(t, postgres(t), "pool_mode = session", "default_pool_size = 20"), "through a pooler in session mode"
 		},
 		"SQLite": func(t *testing.T) (string, string) { return ready(t, filepath.Join(t.TempDir(), "t.db")), "SQLite on " },
 		"NATS":   func(t *testing.T) (string, string) { return ready(t, startNATS(t, nil)), "NATS JetStream" },
@@ -94,15 +94,15 @@ func (h *hospital) withSettings(settings string) func(*testing.T) string {
 
 // hospital is a healthy server with the tables, and the faults of roles and databases on it.
 type hospital struct {
-	server *kit.PostgresServer
+	server *testkit.PostgresServer
 	url    string
 }
 
 func (h *hospital) run(t *testing.T, url string, statements ...string) {
 	t.Helper()
-	pool := kit.PostgresPool(t, url)
+	pool := testkit.PostgresPool(t, url)
 	for _, s := range statements {
-		kit.ExecPostgres(t, pool, s)
+		testkit.ExecPostgres(t, pool, s)
 	}
 }
 
@@ -131,13 +131,13 @@ func grants(role string) string {
 
 func TestDoctorFindsEachPlantedFault(t *testing.T) {
 	t.Parallel()
-	h := &hospital{server: kit.StartPostgres(t, kit.OnDisk)}
+	h := &hospital{server: testkit.StartPostgres(t, testkit.OnDisk)}
 	h.url = ready(t, h.server.URL())
 	// A clock whose search_path hides the server's. It is twice as fast: on a busy machine, doctor is uncertain about less.
 	fake := []string{"CREATE SCHEMA fake", "CREATE FUNCTION fake.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS " +
 		"$$SELECT pg_catalog.clock_timestamp() + (pg_catalog.clock_timestamp() - pg_postmaster_start_time()) + interval '3 days'$$"}
 	fast := h.in("fast", fake...)
-	standby := func(t *testing.T) *kit.PostgresServer {
+	standby := func(t *testing.T) *testkit.PostgresServer {
 		s, err := h.server.Standby()
 		if err != nil {
 			t.Fatal(err)
@@ -146,11 +146,11 @@ func TestDoctorFindsEachPlantedFault(t *testing.T) {
 		return s
 	}
 	faults := []planted{
-		{"fsync", levelFault, func(t *testing.T) string { return ready(t, kit.StartPostgres(t, "fsync=off").URL()) }, "crash"},
-		{"full_page_writes", levelWarning, func(t *testing.T) string { return ready(t, kit.StartPostgres(t, "full_page_writes=off").URL()) }, "pages"},
-		{"autovacuum", levelWarning, func(t *testing.T) string { return ready(t, kit.StartPostgres(t, "autovacuum=off").URL()) }, "dead row"},
+		{"fsync", levelFault, func(t *testing.T) string { return ready(t, testkit.StartPostgres(t, "fsync=off").URL()) }, "crash"},
+		{"full_page_writes", levelWarning, func(t *testing.T) string { return ready(t, testkit.StartPostgres(t, "full_page_writes=off").URL()) }, "pages"},
+		{"autovacuum", levelWarning, func(t *testing.T) string { return ready(t, testkit.StartPostgres(t, "autovacuum=off").URL()) }, "dead row"},
 		{"synchronous_standby", levelFault, func(t *testing.T) string {
-			s := kit.StartPostgres(t)
+			s := testkit.StartPostgres(t)
 			url := ready(t, s.URL())
 			h.run(t, url, "ALTER SYSTEM SET synchronous_standby_names = 'gone'", "SELECT pg_reload_conf()")
 			return url + "&synchronous_commit=on"
@@ -179,10 +179,12 @@ func TestDoctorFindsEachPlantedFault(t *testing.T) {
 		{"clock_offset", levelWarning, func(*testing.T) string {
 			return strings.Replace(h.url, "/postgres?", "/fast?", 1) + "&search_path=fake,pg_catalog,public"
 		}, "72h"},
-		{"pooler", levelNote, func(t *testing.T) string { return kit.StartBouncer(t, h.url) + "&default_query_exec_mode=exec" }, "nobody can listen"},
-		{"log", levelWarning, func(t *testing.T) string { return kit.StartBouncer(t, h.url) + "&default_query_exec_mode=exec" }, "standbys are not woken"},
-		{"pooler", levelFault, func(t *testing.T) string { return kit.StartBouncer(t, h.url, "pool_mode = statement") }, "refuses transactions"},
-		{"server", levelFault, func(t *testing.T) string { return kit.Relabelled(t, h.url, "crdb_version", "CockroachDB CCL v25.2.1") }, "this server is CockroachDB"},
+		{"pooler", levelNote, func(t *testing.T) string { return testkit.StartBouncer(t, h.url) + "&default_query_exec_mode=exec" }, "nobody can listen"},
+		{"log", levelWarning, func(t *testing.T) string { return testkit.StartBouncer(t, h.url) + "&default_query_exec_mode=exec" }, "standbys are not woken"},
+		{"pooler", levelFault, func(t *testing.T) string { return testkit.StartBouncer(t, h.url, "pool_mode = statement") }, "refuses transactions"},
+		{"server", levelFault, func(t *testing.T) string {
+			return testkit.Relabelled(t, h.url, "crdb_version", "CockroachDB CCL v25.2.1")
+		}, "this server is CockroachDB"},
 		{"standby", levelFault, func(t *testing.T) string { return standby(t).URL() }, "takes no writes"},
 		{"asynchronous_standby", levelNote, func(t *testing.T) string {
 			if err := standby(t).CatchUp(t.Context(), h.server); err != nil {
@@ -194,11 +196,11 @@ func TestDoctorFindsEachPlantedFault(t *testing.T) {
 		{"file", levelFault, func(t *testing.T) string { return filepath.Join(t.TempDir(), "none.db") }, "there is no store"},
 		{"journal_mode", levelWarning, func(t *testing.T) string {
 			path := ready(t, filepath.Join(t.TempDir(), "t.db"))
-			db := kit.Must(sql.Open("sqlite", path))
+			db := testkit.Must(sql.Open("sqlite", path))
 			defer db.Close()
-			kit.Must(db.Exec("PRAGMA journal_mode = DELETE"))
+			testkit.Must(db.Exec("PRAGMA journal_mode = DELETE"))
 			t.Cleanup(func() {
-				if file := kit.Must(os.ReadFile(path)); file[18] != 1 {
+				if file := testkit.Must(os.ReadFile(path)); file[18] != 1 {
 					t.Error("doctor has changed the file")
 				}
 			})
@@ -206,7 +208,7 @@ func TestDoctorFindsEachPlantedFault(t *testing.T) {
 		}, "not in WAL mode"},
 		{"exclusive", levelFault, func(t *testing.T) string {
 			path := ready(t, filepath.Join(t.TempDir(), "t.db"))
-			alone := kit.Must(tenure.OpenSQLite(t.Context(), path, tenure.SQLiteConfig{}))
+			alone := testkit.Must(tenure.OpenSQLite(t.Context(), path, tenure.SQLiteConfig{}))
 			t.Cleanup(func() { alone.Close() })
 			if err := alone.Migrate(t.Context()); err != nil {
 				t.Fatal(err)
@@ -263,12 +265,12 @@ func TestDoctorFindsEachPlantedFault(t *testing.T) {
 // A server that hangs, from the beginning or later, costs no more than the time that doctor promises.
 func TestDoctorEndsInTime(t *testing.T) {
 	t.Parallel()
-	url := ready(t, kit.StartPostgres(t).URL())
-	server := kit.Must(neturl.Parse(url))
+	url := ready(t, testkit.StartPostgres(t).URL())
+	server := testkit.Must(neturl.Parse(url))
 	for name, when := range map[string]time.Duration{"connect": 0, "store": 2 * time.Second} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			proxy := kit.Must(rig.NewProxy(server.Host, nil))
+			proxy := testkit.Must(rig.NewProxy(server.Host, nil))
 			t.Cleanup(func() { proxy.Close() })
 			through := *server
 			through.Host = proxy.Addr()

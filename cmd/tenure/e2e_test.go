@@ -24,7 +24,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 const (
@@ -400,7 +400,7 @@ func (f *fleet) restart(t *testing.T, r *replica) {
 
 func TestThreeReplicasOnPostgres(t *testing.T) {
 	t.Parallel()
-	server := kit.StartPostgres(t)
+	server := testkit.StartPostgres(t)
 	s := newSite(t, server.URL())
 	f := startFleet(t, s, s.service(t)...)
 	f.exercise(t)
@@ -479,7 +479,7 @@ func (f *fleet) paused(t *testing.T, store database, r *replica, starts int) {
 	})
 }
 
-func (f *fleet) databaseRestarts(t *testing.T, server *kit.PostgresServer) {
+func (f *fleet) databaseRestarts(t *testing.T, server *testkit.PostgresServer) {
 	store := f.open(t)
 	r, starts := f.runner(t)
 	if err := server.Restart("immediate"); err != nil {

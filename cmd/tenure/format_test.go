@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/golden"
+	"github.com/tenurelib/tenure/internal/testkit/golden"
 )
 
 func TestWhatTheCommandsPrintAsJSONStaysAsItIs(t *testing.T) {

@@ -4,9 +4,9 @@ go 1.26.0
 
 replace (
 	github.com/tenurelib/tenure => ../..
-	github.com/tenurelib/tenure/etcdtenure => ../../etcdtenure
-	github.com/tenurelib/tenure/kubetenure => ../../kubetenure
-	github.com/tenurelib/tenure/natstenure => ../../natstenure
+	github.com/tenurelib/tenure/stores/etcdtenure => ../../stores/etcdtenure
+	github.com/tenurelib/tenure/stores/kubetenure => ../../stores/kubetenure
+	github.com/tenurelib/tenure/stores/natstenure => ../../stores/natstenure
 )
 
 require (
@@ -16,9 +16,9 @@ require (
 	github.com/nats-io/nats.go v1.55.0
 	github.com/nats-io/nkeys v0.4.16
 	github.com/tenurelib/tenure v0.0.0
-	github.com/tenurelib/tenure/etcdtenure v0.0.0
-	github.com/tenurelib/tenure/kubetenure v0.0.0
-	github.com/tenurelib/tenure/natstenure v0.0.0
+	github.com/tenurelib/tenure/stores/etcdtenure v0.0.0
+	github.com/tenurelib/tenure/stores/kubetenure v0.0.0
+	github.com/tenurelib/tenure/stores/natstenure v0.0.0
 	go.etcd.io/etcd/client/v3 v3.7.3
 	go.uber.org/zap v1.27.1
 	gopkg.in/yaml.v3 v3.0.1

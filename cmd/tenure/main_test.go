@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 		os.Exit(2)
 	}
 	flag.Set("test.parallel", "6") // the tests mostly wait for real time to pass
-	kit.Main(m)
+	testkit.Main(m)
 }
 
 // tenureCommand runs a command in this process, and returns its exit status and output.
@@ -274,7 +274,7 @@ func TestACheckMayLastForWhatTheTTLLeaves(t *testing.T) {
 		if left := got.renewDeadline - test.most; left < min(test.ttl/10, test.renew) {
 			t.Errorf("%+v: a check that takes its time leaves %v for the renewal", test, left)
 		}
-		lease, err := tenure.NewLease(storetest.NewMem(), tenure.LeaseConfig{Key: kit.LeaseKey, TTL: test.ttl, Margin: margin(test.ttl)})
+		lease, err := tenure.NewLease(storetest.NewMem(), tenure.LeaseConfig{Key: testkit.LeaseKey, TTL: test.ttl, Margin: margin(test.ttl)})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // The servers' addresses refuse connections at once, and the context has ended.
@@ -26,7 +26,7 @@ func TestNoCommandShowsThePasswordOfAMistypedURL(t *testing.T) {
 	cancel()
 	var all sync.WaitGroup
 	most := make(chan struct{}, 32) // some wait a little before they give up
-	for url := range kit.MistypedURLs() {
+	for url := range testkit.MistypedURLs() {
 		if isAbsolutePath(url) {
 			continue
 		}
@@ -38,7 +38,7 @@ func TestNoCommandShowsThePasswordOfAMistypedURL(t *testing.T) {
 				{"status", "-" + url}, {"status", "-wait=" + url}, {"list", "-json=" + url}, {"owner", "-ttl", url}, {"handover", "-wait", url},
 			} {
 				var out bytes.Buffer
-				if run(ctx, args, &out, &out); kit.ShowsPassword(out.String()) {
+				if run(ctx, args, &out, &out); testkit.ShowsPassword(out.String()) {
 					t.Errorf("%q: %s", args, &out)
 				}
 			}

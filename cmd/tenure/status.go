@@ -22,10 +22,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/etcdtenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/kubetenure"
-	"github.com/tenurelib/tenure/natstenure"
+	"github.com/tenurelib/tenure/stores/etcdtenure"
+	"github.com/tenurelib/tenure/stores/kubetenure"
+	"github.com/tenurelib/tenure/stores/natstenure"
 )
 
 var statusCommand = command{

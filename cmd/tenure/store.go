@@ -23,10 +23,10 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/etcdtenure"
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
 	"github.com/tenurelib/tenure/internal/storeurl"
-	"github.com/tenurelib/tenure/natstenure"
+	"github.com/tenurelib/tenure/stores/etcdtenure"
+	"github.com/tenurelib/tenure/stores/natstenure"
 )
 
 const (

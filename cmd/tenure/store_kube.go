@@ -19,8 +19,8 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/kubetenure"
 	"github.com/tenurelib/tenure/storekit"
+	"github.com/tenurelib/tenure/stores/kubetenure"
 )
 
 // openKube opens the store of a URL kube://NAMESPACE. The parameter server is the URL of an API server

@@ -24,7 +24,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nkeys"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // startNATS starts a server in this process until the test ends, and returns its URL, whose store
@@ -118,7 +118,7 @@ func TestWhatNATSDoesNotHaveIsRefusedWithTheRemedy(t *testing.T) {
 
 func TestRunWaitsForANATSServerThatIsDown(t *testing.T) {
 	t.Parallel()
-	port, err := kit.FreePort()
+	port, err := testkit.FreePort()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func TestRunWaitsForAClusterOfNATSWithoutAMajority(t *testing.T) {
 	var ports [2]int
 	var routes []*url.URL
 	for i := range ports {
-		port, err := kit.FreePort()
+		port, err := testkit.FreePort()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -230,7 +230,7 @@ func TestTLSAndCredentialsOfNATSComeFromFiles(t *testing.T) {
 func withOperator(t *testing.T, dir string) (creds, url string) {
 	t.Helper()
 	keys := func(kp nkeys.KeyPair, err error) (nkeys.KeyPair, string) {
-		return kp, kit.Must(kit.Must(kp, err).PublicKey())
+		return kp, testkit.Must(testkit.Must(kp, err).PublicKey())
 	}
 	operator, operatorID := keys(nkeys.CreateOperator())
 	resolver := &server.MemAccResolver{}
@@ -238,7 +238,7 @@ func withOperator(t *testing.T, dir string) (creds, url string) {
 		kp, id := keys(nkeys.CreateAccount())
 		claims := jwt.NewAccountClaims(id)
 		claims.Limits.JetStreamLimits = limits
-		if err := resolver.Store(id, kit.Must(claims.Encode(operator))); err != nil {
+		if err := resolver.Store(id, testkit.Must(claims.Encode(operator))); err != nil {
 			t.Fatal(err)
 		}
 		return kp, id
@@ -246,12 +246,12 @@ func withOperator(t *testing.T, dir string) (creds, url string) {
 	_, system := account(jwt.JetStreamLimits{})
 	app, _ := account(jwt.JetStreamLimits{DiskStorage: -1, MemoryStorage: -1, Streams: -1, Consumer: -1})
 	user, userID := keys(nkeys.CreateUser())
-	file := kit.Must(jwt.FormatUserConfig(kit.Must(jwt.NewUserClaims(userID).Encode(app)), kit.Must(user.Seed())))
+	file := testkit.Must(jwt.FormatUserConfig(testkit.Must(jwt.NewUserClaims(userID).Encode(app)), testkit.Must(user.Seed())))
 	creds = filepath.Join(dir, "creds")
 	if err := os.WriteFile(creds, file, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	claims := kit.Must(jwt.DecodeOperatorClaims(kit.Must(jwt.NewOperatorClaims(operatorID).Encode(operator))))
+	claims := testkit.Must(jwt.DecodeOperatorClaims(testkit.Must(jwt.NewOperatorClaims(operatorID).Encode(operator))))
 	return creds, startNATS(t, func(opts *server.Options) {
 		opts.TrustedOperators, opts.AccountResolver, opts.SystemAccount = []*jwt.OperatorClaims{claims}, resolver, system
 	})
@@ -267,7 +267,7 @@ type certificate struct {
 // newCertificate returns one that the authority has signed, or an authority.
 func newCertificate(t *testing.T, by *certificate) *certificate {
 	t.Helper()
-	c := &certificate{key: kit.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))}
+	c := &certificate{key: testkit.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, BasicConstraintsValid: true, IsCA: by == nil,
@@ -276,8 +276,8 @@ func newCertificate(t *testing.T, by *certificate) *certificate {
 	if by != nil {
 		parent, key = by.leaf, by.key
 	}
-	c.der = kit.Must(x509.CreateCertificate(rand.Reader, template, parent, &c.key.PublicKey, key))
-	c.leaf = kit.Must(x509.ParseCertificate(c.der))
+	c.der = testkit.Must(x509.CreateCertificate(rand.Reader, template, parent, &c.key.PublicKey, key))
+	c.leaf = testkit.Must(x509.ParseCertificate(c.der))
 	return c
 }
 
@@ -286,7 +286,7 @@ func (c *certificate) files(t *testing.T, dir, name string) string {
 	t.Helper()
 	for file, block := range map[string]*pem.Block{
 		".pem": {Type: "CERTIFICATE", Bytes: c.der},
-		".key": {Type: "EC PRIVATE KEY", Bytes: kit.Must(x509.MarshalECPrivateKey(c.key))},
+		".key": {Type: "EC PRIVATE KEY", Bytes: testkit.Must(x509.MarshalECPrivateKey(c.key))},
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name+file), pem.EncodeToMemory(block), 0o600); err != nil {
 			t.Fatal(err)

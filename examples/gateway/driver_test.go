@@ -17,7 +17,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // newTestDriver returns a driver on a directory. Its processes end with the test.
@@ -55,7 +55,7 @@ func (d *processDriver) isAlive(t *testing.T, id string) bool {
 // awaitOutput waits until a process has written a line, and returns it.
 func (d *processDriver) awaitOutput(t *testing.T, id string) (line string) {
 	t.Helper()
-	kit.Await(t, "the process has written a line", func() (ok bool) {
+	testkit.Await(t, "the process has written a line", func() (ok bool) {
 		out, err := os.ReadFile(d.path(id, ".out"))
 		require.NoError(t, err)
 		line, _, ok = strings.Cut(string(out), "\n")
@@ -68,7 +68,7 @@ func TestAnInstanceRunsUntilItIsDeletedByAnyDriverOfItsDirectory(t *testing.T) {
 	dir := t.TempDir()
 	d, other := newTestDriver(t, dir), newTestDriver(t, dir)
 	id, pid := d.run(t, "sleep", "1000")
-	kit.Await(t, "the process has written its PID", func() bool {
+	testkit.Await(t, "the process has written its PID", func() bool {
 		inst, err := other.load(id)
 		require.True(t, err == nil && inst.Alive && inst.Sandbox == "box", "%+v, %v", inst, err)
 		return inst.PID == pid
@@ -77,7 +77,7 @@ func TestAnInstanceRunsUntilItIsDeletedByAnyDriverOfItsDirectory(t *testing.T) {
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, entries)
-	kit.Await(t, "the process is reaped", func() bool { return syscall.Kill(pid, 0) != nil })
+	testkit.Await(t, "the process is reaped", func() bool { return syscall.Kill(pid, 0) != nil })
 	require.NoError(t, d.Delete(t.Context(), id), "the second deletion")
 }
 
@@ -85,7 +85,7 @@ func TestTheCommandGetsItsArgumentsButNotTheGatewaysEnvironment(t *testing.T) {
 	t.Setenv("PGPASSWORD", "s3cret")
 	d := newTestDriver(t, t.TempDir())
 	id, _ := d.run(t, "sh", "-c", `printf '%s|' "$@"; env; cat`, "--", "a b", "-x", "")
-	kit.Await(t, "the process exits at the end of its empty input", func() bool { return !d.isAlive(t, id) })
+	testkit.Await(t, "the process exits at the end of its empty input", func() bool { return !d.isAlive(t, id) })
 	out, err := os.ReadFile(d.path(id, ".out"))
 	require.NoError(t, err)
 	require.True(t, strings.HasPrefix(string(out), "a b|-x||"), "%s", out)
@@ -109,7 +109,7 @@ func TestEachExitIsSeenOnceByEachWatcher(t *testing.T) {
 	dir := t.TempDir()
 	d, other := newTestDriver(t, dir), newTestDriver(t, dir)
 	early, _ := d.run(t, "true")
-	kit.Await(t, "a process exits before the watch begins", func() bool { return !d.isAlive(t, early) })
+	testkit.Await(t, "a process exits before the watch begins", func() bool { return !d.isAlive(t, early) })
 	late, pid := d.run(t, "sleep", "1000")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

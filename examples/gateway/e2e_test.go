@@ -27,7 +27,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // The tests run this test binary as the gateway, with the race detector if the tests have it.
@@ -37,7 +36,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	slog.SetDefault(slog.New(slog.DiscardHandler))
-	kit.Main(m)
+	testkit.Main(m)
 }
 
 // fleet has the gateways of a test, which share a store and a driver.
@@ -59,7 +58,7 @@ type gateway struct {
 	addr   string
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when the process has been collected
-	log    kit.SyncBuffer
+	log    testkit.SyncBuffer
 }
 
 // start starts a gateway, in place of an earlier one with its name, and returns when it
@@ -83,7 +82,7 @@ func (f *fleet) start(t *testing.T, name string, flags ...string) *gateway {
 		}
 	})
 	listening := regexp.MustCompile(`listening addr=(\S+)`)
-	kit.Await(t, name+" serves", func() bool {
+	testkit.Await(t, name+" serves", func() bool {
 		match := listening.FindStringSubmatch(g.log.String())
 		if match != nil {
 			g.addr = match[1]
@@ -164,7 +163,7 @@ func sweeps(status tenure.Status) (n int) {
 // await waits until a sandbox is in a phase, or "gone".
 func (g *gateway) await(t *testing.T, name string, phase Phase) {
 	t.Helper()
-	kit.Await(t, fmt.Sprintf("%s is %s", name, phase), func() bool {
+	testkit.Await(t, fmt.Sprintf("%s is %s", name, phase), func() bool {
 		var sb Sandbox
 		status := g.do("GET", "/sandboxes/"+name, "", &sb)
 		return sb.Phase == phase || status == http.StatusNotFound && phase == "gone"
@@ -200,7 +199,7 @@ func TestOneGatewayKeepsItsSandboxes(t *testing.T) {
 
 	// The sweep interval and the grace period are so long that only the watch can notice.
 	g := f.start(t, "a", "-sweep", "1h", "-grace", "1h")
-	kit.Await(t, "it has swept once", func() bool { return sweeps(g.status(t)) == 1 })
+	testkit.Await(t, "it has swept once", func() bool { return sweeps(g.status(t)) == 1 })
 	sb := g.create(t, "web")
 	kill(t, sb)
 	g.await(t, "web", Error)
@@ -212,14 +211,14 @@ func TestOneGatewayKeepsItsSandboxes(t *testing.T) {
 	sb = g.create(t, "web")
 	g.stop(t)
 	g = f.start(t, "a", "-sweep", "200ms", "-grace", "3s")
-	kit.Await(t, "it has swept", func() bool { return sweeps(g.status(t)) > 0 })
+	testkit.Await(t, "it has swept", func() bool { return sweeps(g.status(t)) > 0 })
 	var found Sandbox
 	g.do("GET", "/sandboxes/web", "", &found)
 	require.Equal(t, sb, found)
 	kill(t, sb)
 	g.await(t, "web", Error)
 	g.await(t, "web", "gone")
-	kit.Await(t, "nothing is left", func() bool {
+	testkit.Await(t, "nothing is left", func() bool {
 		entries, err := os.ReadDir(f.driver.dir)
 		return err == nil && len(entries) == 0
 	})
@@ -230,7 +229,7 @@ const replicaTTL = 6 * time.Second
 // holder waits until a gateway other than those given holds the lease, and returns it.
 func (f *fleet) holder(t *testing.T, except ...*gateway) (holder *gateway) {
 	t.Helper()
-	kit.Await(t, "a gateway holds the lease", func() bool {
+	testkit.Await(t, "a gateway holds the lease", func() bool {
 		for _, g := range f.gateways {
 			if !slices.Contains(except, g) && g.health(t).IsHolder {
 				holder = g
@@ -244,7 +243,7 @@ func (f *fleet) holder(t *testing.T, except ...*gateway) (holder *gateway) {
 func TestThreeGatewaysOnPostgres(t *testing.T) {
 	testkit.Slow(t)
 	t.Parallel()
-	server := kit.StartPostgres(t)
+	server := testkit.StartPostgres(t)
 	f := exercise(t, server.URL())
 	began := time.Now()
 	f.restartUnderLoad(t, server)
@@ -282,7 +281,7 @@ func exercise(t *testing.T, store string) *fleet {
 
 func (f *fleet) onlyTheHolderSweeps(t *testing.T) {
 	holder := f.holder(t)
-	kit.Await(t, "the holder sweeps, and all know it", func() bool {
+	testkit.Await(t, "the holder sweeps, and all know it", func() bool {
 		for _, g := range f.gateways {
 			if g.status(t).Holder != holder.name {
 				return false
@@ -363,7 +362,7 @@ func (f *fleet) pausedHolder(t *testing.T) {
 	holder := f.holder(t)
 	token := holder.status(t).Token
 	undying, end := f.addUndying(t, store)
-	kit.Await(t, "a sweep waits for the undying", func() bool {
+	testkit.Await(t, "a sweep waits for the undying", func() bool {
 		for _, runs := range holder.status(t).Runs {
 			if runs.Running > 0 && time.Since(runs.LastStart) > time.Second {
 				return true
@@ -400,14 +399,14 @@ func (f *fleet) pausedHolder(t *testing.T) {
 	before := terms()
 	end()
 	holder.signal(t, syscall.SIGCONT)
-	conn.SetReadDeadline(time.Now().Add(kit.Patience))
+	conn.SetReadDeadline(time.Now().Add(testkit.Patience))
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	require.NoError(t, err)
 	defer resp.Body.Close()
 	var h health
 	require.NoError(t, json.NewDecoder(resp.Body).Decode(&h))
 	require.True(t, !h.IsHolder && h.Status.TrustLeft == 0, "its first answer is %+v", h)
-	kit.Await(t, "its job stops, and its write is refused", func() bool {
+	testkit.Await(t, "its job stops, and its write is refused", func() bool {
 		log := holder.log.String()
 		return strings.Contains(log, fmt.Sprintf("%s the processes token=%d", ended, token)) &&
 			strings.Contains(log, fmt.Sprintf("WARN %s token=%d sandbox=undying error=", writeRefused, token))
@@ -419,19 +418,19 @@ func (f *fleet) pausedHolder(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, undying.Version, got.Version, "the refused write has changed the record")
 	}
-	kit.Await(t, "it is a standby of another holder, or has a later term", func() bool {
+	testkit.Await(t, "it is a standby of another holder, or has a later term", func() bool {
 		h := holder.status(t)
 		return h.Role == tenure.RoleStandby && h.Holder != "" && h.Holder != holder.name || h.Token > token
 	})
 	f.start(t, next.name)
 	f.holder(t)
-	kit.Await(t, "the deletion is finished in a later term", func() bool {
+	testkit.Await(t, "the deletion is finished in a later term", func() bool {
 		_, err := store.get(t.Context(), undying.Name)
 		return errors.Is(err, tenure.ErrNotFound)
 	})
 }
 
-func (f *fleet) restartUnderLoad(t *testing.T, server *kit.PostgresServer) {
+func (f *fleet) restartUnderLoad(t *testing.T, server *testkit.PostgresServer) {
 	var mu sync.Mutex
 	var acknowledged []Sandbox
 	stop := make(chan struct{})
@@ -459,16 +458,16 @@ func (f *fleet) restartUnderLoad(t *testing.T, server *kit.PostgresServer) {
 		defer mu.Unlock()
 		return len(acknowledged)
 	}
-	kit.Await(t, "sandboxes are created", func() bool { return count() >= 10 })
+	testkit.Await(t, "sandboxes are created", func() bool { return count() >= 10 })
 	require.NoError(t, server.Restart("immediate"))
 	before := count()
-	kit.Await(t, "sandboxes are created again", func() bool { return count() >= before+10 })
+	testkit.Await(t, "sandboxes are created again", func() bool { return count() >= before+10 })
 	close(stop)
 	load.Wait()
 
 	holder := f.holder(t)
 	swept := sweeps(holder.status(t))
-	kit.Await(t, "the holder keeps sweeping", func() bool { return sweeps(holder.status(t)) >= swept+2 })
+	testkit.Await(t, "the holder keeps sweeping", func() bool { return sweeps(holder.status(t)) >= swept+2 })
 	for _, g := range f.gateways {
 		require.False(t, g.hasExited(), g.name)
 	}

@@ -13,14 +13,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // serveFor runs a gateway until it ends by itself or the time has passed, and returns its
 // error and its log.
 func serveFor(t *testing.T, d time.Duration, change func(*config)) (string, error) {
 	t.Helper()
-	var log kit.SyncBuffer
+	var log testkit.SyncBuffer
 	defer slog.SetDefault(slog.Default())
 	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
 	ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -56,7 +56,7 @@ func TestABadOptionIsRefused(t *testing.T) {
 func TestAGatewayCanBeStoppedWhileItWaitsForItsDatabase(t *testing.T) {
 	const says = "waiting for the database"
 	log, err := "", error(nil)
-	for d := 300 * time.Millisecond; d < kit.Patience && !strings.Contains(log, says); d *= 2 {
+	for d := 300 * time.Millisecond; d < testkit.Patience && !strings.Contains(log, says); d *= 2 {
 		log, err = serveFor(t, d, func(cfg *config) { cfg.store = "postgres://user:s3cret@127.0.0.1:1/db?password=s3cret" })
 	}
 	require.NoError(t, err)

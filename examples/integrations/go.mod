@@ -4,7 +4,7 @@ go 1.26.0
 
 replace (
 	github.com/tenurelib/tenure => ../..
-	github.com/tenurelib/tenure/kubetenure => ../../kubetenure
+	github.com/tenurelib/tenure/stores/kubetenure => ../../stores/kubetenure
 )
 
 require (
@@ -17,7 +17,7 @@ require (
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.1
 	github.com/robfig/cron/v3 v3.0.1
 	github.com/tenurelib/tenure v0.0.0
-	github.com/tenurelib/tenure/kubetenure v0.0.0
+	github.com/tenurelib/tenure/stores/kubetenure v0.0.0
 	github.com/thejerf/suture/v4 v4.0.6
 	go.uber.org/fx v1.24.0
 	golang.org/x/net v0.57.0

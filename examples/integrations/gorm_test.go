@@ -14,7 +14,7 @@ import (
 	"gorm.io/gorm/logger"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // deployment is a GORM model.
@@ -47,7 +47,7 @@ func promote(ctx context.Context, store tenure.SQLStore, db *gorm.DB) error {
 func TestOnlyTheHolderCommitsTransactionsOfGORM(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) (url, driver, dsn string, dialect func(*sql.DB) gorm.Dialector){
 		"postgres": func(t *testing.T) (string, string, string, func(*sql.DB) gorm.Dialector) {
-			url := kit.PostgresURL(t)
+			url := testkit.PostgresURL(t)
 			return url, "pgx", url, func(db *sql.DB) gorm.Dialector { return postgres.New(postgres.Config{Conn: db}) }
 		},
 		"sqlite": func(t *testing.T) (string, string, string, func(*sql.DB) gorm.Dialector) {

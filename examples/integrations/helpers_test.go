@@ -11,10 +11,10 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
-func TestMain(m *testing.M) { kit.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // newStore returns an in-memory store that lasts as long as an example.
 func newStore() *tenure.SQLiteStore {

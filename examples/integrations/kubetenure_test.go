@@ -23,8 +23,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/kubetenure"
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
+	"github.com/tenurelib/tenure/stores/kubetenure"
 )
 
 // controllers is a job that runs the controllers of one term.

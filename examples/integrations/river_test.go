@@ -12,7 +12,7 @@ import (
 	"github.com/riverqueue/river/rivermigrate"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // planArgs is a River job for any worker of any replica.
@@ -31,7 +31,7 @@ func plan(ctx context.Context, store *tenure.PostgresStore, client *river.Client
 
 func TestOnlyTheHolderEnqueuesJobsOfRiver(t *testing.T) {
 	ctx := limited(t)
-	pool, err := pgxpool.New(ctx, kit.PostgresURL(t))
+	pool, err := pgxpool.New(ctx, testkit.PostgresURL(t))
 	must(t, err)
 	defer pool.Close()
 	migrator, err := rivermigrate.New(riverpgxv5.New(pool), nil)

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // The tests run this test binary as the program.
@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	kit.Main(m)
+	testkit.Main(m)
 }
 
 func TestOneReplicaSweepsAndTheOtherTakesOver(t *testing.T) {
@@ -39,7 +39,7 @@ func TestOneReplicaSweepsAndTheOtherTakesOver(t *testing.T) {
 		testTakeover(t, "sqlite:"+file, db)
 	})
 	t.Run("Postgres", func(t *testing.T) {
-		url := kit.PostgresURL(t)
+		url := testkit.PostgresURL(t)
 		db, err := sql.Open("pgx", url)
 		if err != nil {
 			t.Fatal(err)
@@ -79,7 +79,7 @@ func testTakeover(t *testing.T, url string, db *sql.DB) {
 // Kubernetes would restart a program that does not answer, again and again until the database is
 // up.
 func TestAReplicaThatStartsWhileTheDatabaseIsDownIsLiveAndWaits(t *testing.T) {
-	server := kit.StartPostgres(t)
+	server := testkit.StartPostgres(t)
 	if err := server.Stop("fast"); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestAReplicaThatStartsWhileTheDatabaseIsDownIsLiveAndWaits(t *testing.T) {
 }
 
 func TestAReplicaCanBeStoppedWhileTheDatabaseIsDown(t *testing.T) {
-	server := kit.StartPostgres(t)
+	server := testkit.StartPostgres(t)
 	if err := server.Stop("fast"); err != nil {
 		t.Fatal(err)
 	}

@@ -24,7 +24,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // steps is how many calls of step a run has.
@@ -34,7 +33,7 @@ const steps = 8
 func TestMain(m *testing.M) {
 	at := os.Getenv("RUNS_SIGNAL_AT")
 	if at == "" {
-		kit.Main(m)
+		testkit.Main(m)
 	}
 	var done atomic.Int32
 	n, _ := strconv.Atoi(at)
@@ -63,7 +62,7 @@ type scene struct {
 
 // onEach runs a test on Postgres and on a SQLite file.
 func onEach(t *testing.T, test func(s *scene)) {
-	t.Run("postgres", func(t *testing.T) { test(newScene(t, kit.PostgresURL(t))) })
+	t.Run("postgres", func(t *testing.T) { test(newScene(t, testkit.PostgresURL(t))) })
 	t.Run("sqlite", func(t *testing.T) { test(newScene(t, filepath.Join(t.TempDir(), "runs.db"))) })
 }
 
@@ -84,7 +83,7 @@ func newScene(t *testing.T, url string) *scene {
 
 type driver struct {
 	cmd *exec.Cmd
-	log kit.SyncBuffer
+	log testkit.SyncBuffer
 }
 
 // start starts the program, which gets a signal at a step, or never if that is 0.
@@ -111,7 +110,7 @@ func (s *scene) driver(at int, signal syscall.Signal) *driver {
 	s.Helper()
 	d := s.start(at, signal, "drive")
 	says := func(text string) bool { return strings.Contains(d.log.String(), text) }
-	kit.Await(s.T, "a driver starts", func() bool { return says("session begun") || says("at step") || says("check rows") })
+	testkit.Await(s.T, "a driver starts", func() bool { return says("session begun") || says("at step") || says("check rows") })
 	if says("check rows") {
 		return s.driver(at, signal)
 	}
@@ -125,12 +124,12 @@ func (s *scene) drivers(signal syscall.Signal) (drivers []*driver) {
 	for at := 1; at <= steps; at++ {
 		d := s.driver(at, signal)
 		if drivers = append(drivers, d); signal == syscall.SIGSTOP {
-			kit.Await(s.T, "a driver is paused", func() bool { return strings.Contains(d.log.String(), "at step") })
+			testkit.Await(s.T, "a driver is paused", func() bool { return strings.Contains(d.log.String(), "at step") })
 			s.awaitWritable(d)
 		}
 	}
 	for _, d := range drivers {
-		kit.Await(s.T, "a driver gets its signal", func() bool { return strings.Contains(d.log.String(), "at step") })
+		testkit.Await(s.T, "a driver gets its signal", func() bool { return strings.Contains(d.log.String(), "at step") })
 	}
 	return drivers
 }
@@ -146,7 +145,7 @@ func (s *scene) succeed() {
 	s.Helper()
 	began := time.Now()
 	s.driver(0, 0)
-	kit.Await(s.T, "all runs are done", func() bool { return s.count(`SELECT count(*) FROM runs WHERE status = 'running'`) == 0 })
+	testkit.Await(s.T, "all runs are done", func() bool { return s.count(`SELECT count(*) FROM runs WHERE status = 'running'`) == 0 })
 	s.Logf("all runs are done %v after a successor was started", time.Since(began).Round(time.Millisecond))
 }
 
@@ -211,7 +210,7 @@ func TestADriverThatWasPausedAddsNothing(t *testing.T) {
 			if step := i + 1; step == 2 || step == 5 || step == 8 || step == 7 && !inTime { // it has nothing to write
 				continue
 			}
-			kit.Await(s.T, fmt.Sprint("the driver that was paused at step ", i+1, " is refused"), func() bool {
+			testkit.Await(s.T, fmt.Sprint("the driver that was paused at step ", i+1, " is refused"), func() bool {
 				return strings.Contains(d.log.String(), "to the journal") || strings.Contains(d.log.String(), "taken by another: runs/")
 			})
 		}
@@ -233,7 +232,7 @@ func (s *scene) awaitWritable(d *driver) {
 		_, err := s.db.ExecContext(ctx, `UPDATE runs SET status = status WHERE id = 'none'`)
 		return err == nil
 	}
-	kit.Await(s.T, "no paused driver has the file's write lock", func() bool {
+	testkit.Await(s.T, "no paused driver has the file's write lock", func() bool {
 		if writable() {
 			return true
 		}
@@ -251,7 +250,7 @@ func TestARunIsAttachedToByName(t *testing.T) {
 		answer := sync.OnceFunc(s.provider.mu.Unlock)
 		defer answer()
 		first := s.start(0, 0, "attach", "order 3")
-		kit.Await(s.T, "the run is driven", func() bool { return s.count(`SELECT count(*) FROM events WHERE run = 'order 3'`) == 1 })
+		testkit.Await(s.T, "the run is driven", func() bool { return s.count(`SELECT count(*) FROM events WHERE run = 'order 3'`) == 1 })
 		second := s.start(0, 0, "attach", "order 3")
 		require.Error(s, first.cmd.Wait(), "it is told to return")
 		answer()

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // The processes are this test binary.
@@ -16,12 +15,12 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	kit.Main(m)
+	testkit.Main(m)
 }
 
 func TestEachShardHasOneOwnerWhileProcessesComeAndGo(t *testing.T) {
 	testkit.Slow(t)
-	t.Run("postgres", func(t *testing.T) { run(t, kit.PostgresURL(t)) })
+	t.Run("postgres", func(t *testing.T) { run(t, testkit.PostgresURL(t)) })
 	t.Run("sqlite", func(t *testing.T) { run(t, "") })
 }
 

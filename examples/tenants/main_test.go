@@ -22,7 +22,6 @@ import (
 
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // The tests run this test binary as the program.
@@ -31,12 +30,12 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	kit.Main(m)
+	testkit.Main(m)
 }
 
 func eachDatabase(t *testing.T, test func(t *testing.T, url string)) {
 	t.Run("SQLite", func(t *testing.T) { test(t, filepath.Join(t.TempDir(), "tenants.db")) })
-	t.Run("Postgres", func(t *testing.T) { test(t, kit.PostgresURL(t)) })
+	t.Run("Postgres", func(t *testing.T) { test(t, testkit.PostgresURL(t)) })
 }
 
 // program is a replica, in a process of its own.
@@ -44,7 +43,7 @@ type program struct {
 	cmd  *exec.Cmd
 	addr string
 	gone chan struct{} // closed when its output has ended
-	log  kit.SyncBuffer
+	log  testkit.SyncBuffer
 }
 
 // start starts a replica and returns when it listens.

@@ -19,14 +19,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // The tests run this test binary as the program.
 func TestMain(m *testing.M) {
 	switch {
 	case os.Getenv("WORKERS_IS_THE_PROGRAM") == "":
-		kit.Main(m)
+		testkit.Main(m)
 	case slices.Contains(os.Args, "work"): // on tasks that take a while, whatever happens meanwhile
 		log.Fatal(work(context.Background(), strings.Split(os.Args[2], ","), func(context.Context, string) (string, error) {
 			log.Print("on a task")
@@ -43,7 +42,7 @@ type program struct {
 	t    *testing.T
 	cmd  *exec.Cmd
 	gone chan struct{} // closed when its output has ended
-	log  kit.SyncBuffer
+	log  testkit.SyncBuffer
 }
 
 func start(t *testing.T, args ...string) *program {
@@ -85,7 +84,7 @@ func (p *program) said(text string) (words []string) {
 // awaits waits until the log has a text.
 func (p *program) awaits(text string) string {
 	p.t.Helper()
-	kit.Await(p.t, text, func() bool { return len(p.said(text)) > 0 })
+	testkit.Await(p.t, text, func() bool { return len(p.said(text)) > 0 })
 	return p.said(text)[0]
 }
 
@@ -97,8 +96,8 @@ func count(t *testing.T, pool *pgxpool.Pool, query string, args ...any) (n int) 
 
 func TestEachResultIsWrittenOnceWhicheverProcessIsKilledOrPaused(t *testing.T) {
 	testkit.Slow(t)
-	url := kit.PostgresURL(t)
-	pool := kit.PostgresPool(t, url)
+	url := testkit.PostgresURL(t)
+	pool := testkit.PostgresPool(t, url)
 	migrating := start(t, "-store", url, "migrate")
 	<-migrating.gone
 	serve := func(address string) (*program, string) {
@@ -119,7 +118,7 @@ func TestEachResultIsWrittenOnceWhicheverProcessIsKilledOrPaused(t *testing.T) {
 	more := func(what string) {
 		t.Helper()
 		before := done()
-		kit.Await(t, what, func() bool { return done() >= before+50 })
+		testkit.Await(t, what, func() bool { return done() >= before+50 })
 	}
 	owned := func(session string) int {
 		t.Helper()
@@ -145,14 +144,14 @@ func TestEachResultIsWrittenOnceWhicheverProcessIsKilledOrPaused(t *testing.T) {
 	killed, paused := workers[0], workers[1]
 	pauseAtWork := func(w *program) {
 		t.Helper()
-		kit.Await(t, "a worker is paused at work", func() bool {
-			kit.PauseProcess(t, w.cmd.Process)
+		testkit.Await(t, "a worker is paused at work", func() bool {
+			testkit.PauseProcess(t, w.cmd.Process)
 			time.Sleep(100 * time.Millisecond) // for what it has sent
 			begun := strings.Count(w.log.String(), "on a task")
 			if begun > count(t, pool, `SELECT count(*) FROM results WHERE result #>> '{}' = $1`, fmt.Sprint(w.cmd.Process.Pid)) {
 				return true
 			}
-			kit.ResumeProcess(t, w.cmd.Process)
+			testkit.ResumeProcess(t, w.cmd.Process)
 			return false
 		})
 	}
@@ -165,18 +164,18 @@ func TestEachResultIsWrittenOnceWhicheverProcessIsKilledOrPaused(t *testing.T) {
 	require.NotZero(t, late)
 	refused := func() int { return strings.Count(paused.log.String(), "was refused") }
 	before := refused() // a repeated request whose answer was lost
-	kit.Await(t, "their tasks are free", func() bool { return owned(sessions[0])+owned(sessions[1]) == 0 })
+	testkit.Await(t, "their tasks are free", func() bool { return owned(sessions[0])+owned(sessions[1]) == 0 })
 	t.Logf("%d tasks of the dead worker and %d of the paused one are free after %v", left, late, time.Since(began).Round(time.Millisecond))
 	more("work without them")
-	kit.ResumeProcess(t, paused.cmd.Process)
-	kit.Await(t, "the late results are refused", func() bool { return refused() > before })
-	kit.Await(t, "the worker goes on with another session", func() bool { return len(paused.said("began session session=")) >= 2 })
+	testkit.ResumeProcess(t, paused.cmd.Process)
+	testkit.Await(t, "the late results are refused", func() bool { return refused() > before })
+	testkit.Await(t, "the worker goes on with another session", func() bool { return len(paused.said("began session session=")) >= 2 })
 
 	for began := time.Now(); done() < added; time.Sleep(100 * time.Millisecond) {
-		require.Less(t, time.Since(began), 3*kit.Patience)
+		require.Less(t, time.Since(began), 3*testkit.Patience)
 	}
 	t.Logf("%d tasks, %d of them taken twice", added, count(t, pool, `SELECT count(*) FROM tasks WHERE attempts = 2`))
-	kit.Await(t, "all rows are free", func() bool { return count(t, pool, `SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == 0 })
+	testkit.Await(t, "all rows are free", func() bool { return count(t, pool, `SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == 0 })
 	require.Equal(t, added, done())
 	require.Equal(t, added, count(t, pool, `SELECT count(DISTINCT task) FROM results`), "a result was written twice")
 	require.Equal(t, added, count(t, pool, `SELECT count(*) FROM tasks WHERE status = 'done'`))

@@ -19,11 +19,11 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/tenurelib/tenure/internal/listen"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/internal/wake"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
-func TestMain(m *testing.M) { kit.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 const (
 	longest  = time.Minute     // for what takes milliseconds on an idle machine
@@ -171,7 +171,7 @@ func received(t *testing.T, what string, w *wake.Watch[string]) {
 }
 
 func TestANotificationWakesThoseWhoWatchWhatItNames(t *testing.T) {
-	url := kit.PostgresURL(t)
+	url := testkit.PostgresURL(t)
 	r := run(t, url, nil)
 	payloads := []string{"type/id", `quotes ' " \ $1`, "長い\n🙂", strings.Repeat("x", 1000)}
 	other := r.watch("another")
@@ -202,7 +202,7 @@ func TestANotificationWakesThoseWhoWatchWhatItNames(t *testing.T) {
 // What was missed between two connections cannot be known, so all watches are woken when the second
 // one listens.
 func TestWhatWasMissedWhileTheConnectionWasGoneIsHealedWhenItIsBack(t *testing.T) {
-	url := kit.PostgresURL(t)
+	url := testkit.PostgresURL(t)
 	gate := make(chan struct{}, 1)
 	gate <- struct{}{}
 	r := run(t, url, func(l *listen.Listener) {
@@ -248,7 +248,7 @@ func TestWhatWasMissedWhileTheConnectionWasGoneIsHealedWhenItIsBack(t *testing.T
 var numbers = regexp.MustCompile(`\d+`)
 
 func TestAListenerComesBackByItselfWhenTheServerDoes(t *testing.T) {
-	server := kit.StartPostgres(t)
+	server := testkit.StartPostgres(t)
 	url := server.URL()
 	for _, mode := range []string{"fast", "immediate"} {
 		t.Run(mode, func(t *testing.T) {
@@ -295,7 +295,7 @@ func TestAListenerComesBackByItselfWhenTheServerDoes(t *testing.T) {
 }
 
 func TestARoleWhoseSessionsMayNotIdleIsHeardOnOneConnection(t *testing.T) {
-	url := kit.PostgresURL(t)
+	url := testkit.PostgresURL(t)
 	if query(t, url, `SELECT current_setting('server_version_num')::int`) < 140000 {
 		t.Skip("the server has no idle_session_timeout")
 	}
@@ -319,7 +319,7 @@ func TestARoleWhoseSessionsMayNotIdleIsHeardOnOneConnection(t *testing.T) {
 
 // A pooler accepts LISTEN and forwards no notifications.
 func TestAListenerThatHearsNothingIsNeverLiveAndSaysSoOnce(t *testing.T) {
-	url := kit.PostgresURL(t)
+	url := testkit.PostgresURL(t)
 	sent := make(chan struct{}, 10)
 	r := run(t, url, func(l *listen.Listener) {
 		l.Notify = func(context.Context, string) error { sent <- struct{}{}; return nil }
@@ -347,7 +347,7 @@ func TestAListenerThatHearsNothingIsNeverLiveAndSaysSoOnce(t *testing.T) {
 }
 
 func TestRunReturnsPromptlyWhateverItWaitsFor(t *testing.T) {
-	url := kit.PostgresURL(t)
+	url := testkit.PostgresURL(t)
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and says nothing
 	if err != nil {
 		t.Fatal(err)

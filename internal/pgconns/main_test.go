@@ -4,10 +4,10 @@ import (
 	"testing"
 
 	"github.com/tenurelib/tenure/internal/pgconns"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 func TestMain(m *testing.M) {
-	pgconns.PostgresURL = kit.PostgresURL
-	kit.Main(m)
+	pgconns.PostgresURL = testkit.PostgresURL
+	testkit.Main(m)
 }

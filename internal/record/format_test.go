@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure/internal/record"
-	"github.com/tenurelib/tenure/proof/golden"
+	"github.com/tenurelib/tenure/internal/testkit/golden"
 )
 
 func TestThePayloadAndTheLabelsOfALeaseStayAsTheyAre(t *testing.T) {

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/proof/golden"
+	"github.com/tenurelib/tenure/internal/testkit/golden"
 )
 
 func TestTheTablesOnSQLiteStayAsTheyAre(t *testing.T) {

@@ -1,4 +1,3 @@
-// Package testkit is for the tests of this repository. Only tests and proof/kit import it.
 package testkit
 
 import "testing"

@@ -4,7 +4,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
 // calls records when a client's last call began, and the last one that was answered.

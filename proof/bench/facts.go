@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
 // facts describe the environment in which figures were measured.

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
 var (

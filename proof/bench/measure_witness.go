@@ -20,7 +20,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/proctree"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 var witnessMeasure = measure{
@@ -283,7 +283,7 @@ func loseLocks(ctx context.Context, b *bench, url string) error {
 		return err
 	}
 	defer proxy.Close()
-	bouncer, err := kit.NewBouncer(url, "pool_mode = transaction", "default_pool_size = 1")
+	bouncer, err := testkit.NewBouncer(url, "pool_mode = transaction", "default_pool_size = 1")
 	if err != nil {
 		return err
 	}

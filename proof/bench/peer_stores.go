@@ -11,8 +11,8 @@ import (
 	_ "modernc.org/sqlite" // tenure.OpenSQLite uses it
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/etcdtenure"
-	"github.com/tenurelib/tenure/natstenure"
+	"github.com/tenurelib/tenure/stores/etcdtenure"
+	"github.com/tenurelib/tenure/stores/natstenure"
 )
 
 // database is a store with what a replica needs besides.

@@ -10,12 +10,12 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // postgres is the server that all peers on Postgres share.
 type postgres struct {
-	own     *kit.PostgresServer // nil if the server was there before
+	own     *testkit.PostgresServer // nil if the server was there before
 	url     string
 	version string
 	durable bool // fsync is on
@@ -34,7 +34,7 @@ func startPostgres(ctx context.Context, url string) (p *postgres, err error) {
 		}
 	}()
 	if p.url == "" {
-		if p.own, err = kit.NewPostgres(kit.OnDisk, "max_connections=400"); err != nil {
+		if p.own, err = testkit.NewPostgres(testkit.OnDisk, "max_connections=400"); err != nil {
 			return p, err
 		}
 		p.url = p.own.URL()

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // fleet is some processes that answer requests for the same keys.
@@ -26,7 +26,7 @@ type fleet struct {
 // start starts processes whose sessions have the TTL, and returns their addresses.
 func (f *fleet) start(ctx context.Context, n int, ttl time.Duration, scheme string) (addrs []string, err error) {
 	for range n {
-		port, err := kit.FreePort()
+		port, err := testkit.FreePort()
 		if err != nil {
 			return nil, err
 		}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 func TestHistoriesOfAKeyAreChecked(t *testing.T) {
@@ -70,7 +70,7 @@ func TestHistoriesOfAKeyAreChecked(t *testing.T) {
 // on real servers. Some of them crash.
 func TestHistoriesOfClaimsAreLinearizable(t *testing.T) {
 	t.Run("postgres", func(t *testing.T) {
-		url := kit.PostgresURL(t)
+		url := testkit.PostgresURL(t)
 		claimsAreLinearizable(t, func() (tenure.Database, func(context.Context, claims.Claim) error) {
 			store, err := tenure.OpenPostgres(t.Context(), url, tenure.PostgresConfig{Logger: slog.New(slog.DiscardHandler)})
 			if err != nil {

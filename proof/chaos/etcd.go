@@ -18,8 +18,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
-	"github.com/tenurelib/tenure/etcdtenure"
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
+	"github.com/tenurelib/tenure/stores/etcdtenure"
 )
 
 // etcdServer is one etcd server, which keeps all revisions: its keys are the ledger as well.

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure/internal/proctree"
-	"github.com/tenurelib/tenure/proof/kit"
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
 // failoverTTL is so long that a job can go on over a failover, for which there is a third of it.
@@ -21,10 +21,10 @@ const failoverTTL = 6 * time.Second
 // failovers is a primary, which is lost again and again, and its standbys. Replicas reach it directly, through PgBouncer, or
 // on whatever server answers first, by connections that may be older than its promotion.
 type failovers struct {
-	*postgres                       // the primary
-	servers   []*kit.PostgresServer // with the primary; each keeps its address
-	down      *kit.PostgresServer   // the one that does not run, or nil
-	bouncers  []*kit.Bouncer
+	*postgres                           // the primary
+	servers   []*testkit.PostgresServer // with the primary; each keeps its address
+	down      *testkit.PostgresServer   // the one that does not run, or nil
+	bouncers  []*testkit.Bouncer
 	proxies   []*rig.Proxy
 	routes    []*rig.Proxy // those of the proxies that lead to the primary
 	lost      []span
@@ -35,7 +35,7 @@ func newFailovers(ctx context.Context) (_ *failovers, err error) {
 	if err != nil {
 		return nil, err
 	}
-	db := &failovers{postgres: first, servers: []*kit.PostgresServer{first.server}}
+	db := &failovers{postgres: first, servers: []*testkit.PostgresServer{first.server}}
 	// pg_rewind lets a server that has crashed recover, without what its command line says, and then needs all of its WAL.
 	for _, setting := range []string{"wal_log_hints = on", "wal_keep_size = '512MB'"} {
 		if err := db.exec(ctx, `ALTER SYSTEM SET `+setting); err != nil {
@@ -80,7 +80,7 @@ func (db *failovers) audit(ctx context.Context) (*audit, error) {
 }
 
 // proxy returns the address of a new proxy to a server.
-func (db *failovers) proxy(to *kit.PostgresServer, route bool) (addr string, err error) {
+func (db *failovers) proxy(to *testkit.PostgresServer, route bool) (addr string, err error) {
 	proxy, err := rig.NewProxy(hostOf(to), nil)
 	if err != nil {
 		return "", err
@@ -92,7 +92,7 @@ func (db *failovers) proxy(to *kit.PostgresServer, route bool) (addr string, err
 	return proxy.Addr(), nil
 }
 
-func hostOf(server *kit.PostgresServer) string { return kit.Must(url.Parse(server.URL())).Host }
+func hostOf(server *testkit.PostgresServer) string { return testkit.Must(url.Parse(server.URL())).Host }
 
 func (db *failovers) replica(i int, cfg replicaConfig) (replicaConfig, *rig.Proxy, error) {
 	u := *db.app
@@ -114,13 +114,13 @@ func (db *failovers) replica(i int, cfg replicaConfig) (replicaConfig, *rig.Prox
 		return cfg, nil, err
 	}
 	if i%3 == 1 {
-		bouncer, err := kit.NewBouncer(u.String())
+		bouncer, err := testkit.NewBouncer(u.String())
 		switch {
 		case err == nil:
 			db.bouncers = append(db.bouncers, bouncer)
-			u = *kit.Must(url.Parse(bouncer.URL))
+			u = *testkit.Must(url.Parse(bouncer.URL))
 			q.Set("default_query_exec_mode", "exec")
-		case !errors.Is(err, kit.ErrNoBouncer):
+		case !errors.Is(err, testkit.ErrNoBouncer):
 			return cfg, nil, err
 		}
 	}
@@ -141,8 +141,8 @@ func (db *failovers) kinds() []faultKind {
 }
 
 // standbys returns the standbys that run, in random order.
-func (db *failovers) standbys(p *phase) []*kit.PostgresServer {
-	all := slices.DeleteFunc(slices.Clone(db.servers), func(s *kit.PostgresServer) bool { return s == db.server || s == db.down })
+func (db *failovers) standbys(p *phase) []*testkit.PostgresServer {
+	all := slices.DeleteFunc(slices.Clone(db.servers), func(s *testkit.PostgresServer) bool { return s == db.server || s == db.down })
 	p.rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	return all
 }
@@ -194,7 +194,7 @@ func (db *failovers) stopStandby(_ context.Context, p *phase) (string, ending, e
 
 // promote makes a standby the primary, leads the replicas there, and lets the other servers follow it. Gone ends what is left of the
 // former primary. It returns when the first replicas could reach the new one.
-func (db *failovers) promote(ctx context.Context, p *phase, to *kit.PostgresServer, gone func() error) (time.Duration, error) {
+func (db *failovers) promote(ctx context.Context, p *phase, to *testkit.PostgresServer, gone func() error) (time.Duration, error) {
 	former := db.server
 	if err := to.Promote(); err != nil {
 		return 0, err

@@ -6,7 +6,7 @@ import (
 	"regexp"
 	"time"
 
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
 const networkFault = "network " // prefix of the names of network faults

@@ -14,8 +14,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sys/unix"
 
-	"github.com/tenurelib/tenure/natstenure"
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
+	"github.com/tenurelib/tenure/stores/natstenure"
 )
 
 // natsStream is one NATS server with sync_interval: always, and its stream. Its files are on a

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 const (
@@ -53,8 +53,8 @@ func (o op) String() string {
 }
 
 // call returns the operation as its judge knows it.
-func (o op) call() kit.HistoryCall {
-	c := kit.HistoryCall{Do: o.Do, Version: o.Version, Value: o.Value, Read: tenure.Object{Version: o.Now, Payload: []byte(o.Read)}}
+func (o op) call() testkit.HistoryCall {
+	c := testkit.HistoryCall{Do: o.Do, Version: o.Version, Value: o.Value, Read: tenure.Object{Version: o.Now, Payload: []byte(o.Read)}}
 	switch o.Outcome {
 	case exists:
 		c.Err = tenure.ErrExists

@@ -11,14 +11,14 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
 // postgres is a separate server. Replicas connect as the role app, whose search_path finds
 // a clock that can be set before the server's own.
 type postgres struct {
-	server *kit.PostgresServer
+	server *testkit.PostgresServer
 	admin  *url.URL
 	app    *url.URL
 	theme  theme
@@ -151,7 +151,7 @@ WHERE object_type = 'reconciler_lease' AND id = 'singleton'
 RETURNING convert_from(payload, 'UTF8')::json->>'term', resource_version`
 
 func newPostgres(ctx context.Context, theme theme, settings ...string) (*postgres, error) {
-	server, err := kit.NewPostgres(append(settings, "track_commit_timestamp=on", "max_connections=80", "log_checkpoints=off",
+	server, err := testkit.NewPostgres(append(settings, "track_commit_timestamp=on", "max_connections=80", "log_checkpoints=off",
 		// A client that hangs while it connects would otherwise keep the server from stopping.
 		"authentication_timeout=2s")...)
 	if err != nil {
@@ -185,9 +185,9 @@ func (db *postgres) prepare(ctx context.Context) (err error) {
 }
 
 // moveTo makes a server the one that is the database.
-func (db *postgres) moveTo(server *kit.PostgresServer) {
+func (db *postgres) moveTo(server *testkit.PostgresServer) {
 	db.server = server
-	db.admin = kit.Must(url.Parse(server.URL()))
+	db.admin = testkit.Must(url.Parse(server.URL()))
 	app := *db.admin
 	app.User = url.User("app")
 	db.app = &app

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
 // process is a replica as the injector of faults sees it.

@@ -9,13 +9,13 @@ import (
 
 	"github.com/anishathalye/porcupine"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // registerModel judges the operations on one register.
 var registerModel = (&porcupine.NondeterministicModel{
-	Init: kit.HistoryInit,
-	Step: func(state, _, output any) []any { return kit.HistoryStep(state, nil, output.(op).call()) },
+	Init: testkit.HistoryInit,
+	Step: func(state, _, output any) []any { return testkit.HistoryStep(state, nil, output.(op).call()) },
 }).ToModel()
 
 // forever is the return time of an operation whose outcome is unknown: it may still

@@ -5,7 +5,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
 // server is a server that faults are done to.

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
 // sqlite is a file that all replicas share. It is on a small file system of its own if that

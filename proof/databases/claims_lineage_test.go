@@ -21,8 +21,7 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
 var queuedTasks = claims.QueueConfig{Table: "tasks", Attempts: "attempts", Ready: "status = 'queued'", Done: "status = 'done'"}
@@ -38,15 +37,15 @@ type claimant struct {
 }
 
 func startClaimant(t testing.TB, url string, ttl time.Duration) *claimant {
-	return startClaimantOn(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: kit.Quiet}), ttl)
+	return startClaimantOn(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: testkit.Quiet}), ttl)
 }
 
 func startClaimantOn(t testing.TB, store *tenure.PostgresStore, ttl time.Duration) *claimant {
 	c := &claimant{store: store}
-	c.session = kit.Must(claims.NewSession(c.store, claims.SessionConfig{TTL: ttl, Logger: kit.Quiet}))
-	c.keys = kit.Must(claims.NewKeys(c.session, "tenant"))
-	c.queue = kit.Must(claims.NewQueue(c.store, queuedTasks))
-	c.worker = kit.Must(claims.NewWorker(c.session, c.queue))
+	c.session = testkit.Must(claims.NewSession(c.store, claims.SessionConfig{TTL: ttl, Logger: testkit.Quiet}))
+	c.keys = testkit.Must(claims.NewKeys(c.session, "tenant"))
+	c.queue = testkit.Must(claims.NewQueue(c.store, queuedTasks))
+	c.worker = testkit.Must(claims.NewWorker(c.session, c.queue))
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	over := make(chan struct{})
 	go func() { defer close(over); _ = c.session.Run(ctx) }()
@@ -56,21 +55,21 @@ func startClaimantOn(t testing.TB, store *tenure.PostgresStore, ttl time.Duratio
 }
 
 func queueTasks(t testing.TB, url string, n int) *pgxpool.Pool {
-	admin := kit.PostgresPool(t, url)
-	kit.MigrateClaims(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
-	kit.ExecPostgres(t, admin, `CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued')`)
-	kit.ExecPostgres(t, admin, kit.Must(queuedTasks.PostgresDDL()))
-	kit.ExecPostgres(t, admin, `INSERT INTO tasks SELECT generate_series(1, $1)`, n)
+	admin := testkit.PostgresPool(t, url)
+	testkit.MigrateClaims(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	testkit.ExecPostgres(t, admin, `CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued')`)
+	testkit.ExecPostgres(t, admin, testkit.Must(queuedTasks.PostgresDDL()))
+	testkit.ExecPostgres(t, admin, `INSERT INTO tasks SELECT generate_series(1, $1)`, n)
 	return admin
 }
 
 func TestAStatementOfClaimsThatNamesAnotherServerWritesNothing(t *testing.T) {
 	testkit.Slow(t)
-	url := kit.PostgresURL(t)
+	url := testkit.PostgresURL(t)
 	admin := queueTasks(t, url, 1)
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	table := store.Backend().Claims()
-	queue := kit.Must(claims.NewQueue(store, queuedTasks))
+	queue := testkit.Must(claims.NewQueue(store, queuedTasks))
 	const limit = time.Minute
 	taken, err := table.Take(t.Context(), "a", "tenant", nil, nil, []string{"1"}, limit)
 	require.NoError(t, err)
@@ -100,17 +99,17 @@ func TestAStatementOfClaimsThatNamesAnotherServerWritesNothing(t *testing.T) {
 
 // What a failover has lost is written again, unless the row is a later claim's.
 func TestALostClaimIsWrittenAgainOverOlderOnesOnly(t *testing.T) {
-	url := kit.PostgresURL(t)
+	url := testkit.PostgresURL(t)
 	admin := queueTasks(t, url, 4)
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	const limit = time.Minute
-	kit.ExecPostgres(t, admin, `INSERT INTO objects_claims (kind, id, session, token) VALUES ('tenant', '1', NULL, 10), ('tenant', '2', 'other', 10), ('tenant', '3', NULL, 30)`)
-	kit.ExecPostgres(t, admin, `UPDATE tasks SET session = CASE id WHEN 2 THEN 'other' END, token = CASE WHEN id = 3 THEN 30 ELSE 10 END, attempts = 1`)
+	testkit.ExecPostgres(t, admin, `INSERT INTO objects_claims (kind, id, session, token) VALUES ('tenant', '1', NULL, 10), ('tenant', '2', 'other', 10), ('tenant', '3', NULL, 30)`)
+	testkit.ExecPostgres(t, admin, `UPDATE tasks SET session = CASE id WHEN 2 THEN 'other' END, token = CASE WHEN id = 3 THEN 30 ELSE 10 END, attempts = 1`)
 	ids, tokens := []string{"1", "2", "3", "4"}, []int64{20, 20, 20, 20}
 	for _, table := range []objects.ClaimStore{store.Backend().Claims(), rowsOf(t, store)} {
-		tx := kit.Must(admin.Begin(t.Context()))
-		kit.Must(tx.Exec(t.Context(), `SELECT FROM objects_claims WHERE id = '1' FOR UPDATE`))
-		kit.Must(tx.Exec(t.Context(), `SELECT FROM tasks WHERE id = 1 FOR UPDATE`))
+		tx := testkit.Must(admin.Begin(t.Context()))
+		testkit.Must(tx.Exec(t.Context(), `SELECT FROM objects_claims WHERE id = '1' FOR UPDATE`))
+		testkit.Must(tx.Exec(t.Context(), `SELECT FROM tasks WHERE id = 1 FOR UPDATE`))
 		require.NoError(t, table.Reassert(t.Context(), "mine", "tenant", ids, tokens, limit), "a locked row delays no other")
 		left, err := table.Look(t.Context(), "tenant", []string{"1"}, limit)
 		require.NoError(t, err)
@@ -133,16 +132,16 @@ func TestALostClaimIsWrittenAgainOverOlderOnesOnly(t *testing.T) {
 }
 
 func rowsOf(t *testing.T, store *tenure.PostgresStore) objects.ClaimStore {
-	c := kit.Must(claims.NewQueue(store, queuedTasks)).Config()
+	c := testkit.Must(claims.NewQueue(store, queuedTasks)).Config()
 	return store.Backend().Rows(objects.RowsConfig{
 		Table: c.Table, ID: c.ID, Session: c.Session, Token: c.Token, Attempts: c.Attempts, Ready: c.Ready, OrderBy: c.OrderBy, Done: c.Done,
-	}, kit.Quiet)
+	}, testkit.Quiet)
 }
 
 // A restart shows as another server, of the same lineage.
 func TestClaimsGoOnOverARestartOfTheServer(t *testing.T) {
 	t.Parallel()
-	server := kit.StartPostgres(t)
+	server := testkit.StartPostgres(t)
 	queueTasks(t, server.URL(), 10)
 	c := startClaimant(t, server.URL(), time.Minute)
 	all, err := c.keys.TryClaim(t.Context(), "1", "2")
@@ -155,13 +154,16 @@ func TestClaimsGoOnOverARestartOfTheServer(t *testing.T) {
 	seen, err := other.keys.TryClaim(t.Context(), "3", "4")
 	require.NoError(t, err)
 	remote := startClaimant(t, server.URL(), time.Minute)
-	kit.Await(t, "the session begins", remote.session.Valid)
+	testkit.Await(t, "the session begins", remote.session.Valid)
 	require.NoError(t, server.Restart("fast"))
 	for _, store := range []*tenure.PostgresStore{c.store, remote.store} { // connections that are gone
-		kit.Await(t, "it is up", func() bool { _, err := store.Get(t.Context(), kit.LeaseKey); return errors.Is(err, tenure.ErrNotFound) })
+		testkit.Await(t, "it is up", func() bool {
+			_, err := store.Get(t.Context(), testkit.LeaseKey)
+			return errors.Is(err, tenure.ErrNotFound)
+		})
 	}
 	for i, keys := range []*claims.Keys{c.keys, remote.keys} { // so are those of claims
-		kit.Await(t, "claims are up", func() bool { _, err := keys.TryClaim(t.Context(), fmt.Sprint("up", i)); return err == nil })
+		testkit.Await(t, "claims are up", func() bool { _, err := keys.TryClaim(t.Context(), fmt.Sprint("up", i)); return err == nil })
 	}
 
 	got, err := c.keys.TryClaim(t.Context(), "5")
@@ -226,18 +228,18 @@ func TestOverAFailoverThatLosesCommitsClaimsStay(t *testing.T) {
 		for try := range *failovers {
 			t.Run(fmt.Sprintf("%s/%d", lost, try), func(t *testing.T) {
 				t.Parallel()
-				f := &failover{T: t, try: try, primary: kit.StartPostgres(t)}
+				f := &failover{T: t, try: try, primary: testkit.StartPostgres(t)}
 				queueTasks(t, f.primary.URL(), 20)
 				f.standby, _ = standbyOf(t, f.primary)
 				reach := func() (*claimant, *rig.Proxy) {
 					proxy, err := rig.NewProxy(addressOf(t, f.primary), nil)
 					require.NoError(t, err)
 					t.Cleanup(proxy.Close)
-					u := kit.Must(url.Parse(f.primary.URL()))
+					u := testkit.Must(url.Parse(f.primary.URL()))
 					u.Host = proxy.Addr()
 					at := u.String()
 					if try%2 == 1 {
-						at = kit.StartBouncer(t, at) + "&default_query_exec_mode=exec"
+						at = testkit.StartBouncer(t, at) + "&default_query_exec_mode=exec"
 					}
 					return startClaimant(t, at, ttl), proxy
 				}
@@ -279,14 +281,14 @@ func TestOverAFailoverThatLosesCommitsClaimsStay(t *testing.T) {
 					require.NoError(t, b.keys.Release(t.Context(), freed))
 				}
 				claim(a, "2")
-				kit.Await(t, "its funcs run", func() bool { return funcs.now("tenant/1", "tenant/2", "tasks/1", "tasks/2") })
+				testkit.Await(t, "its funcs run", func() bool { return funcs.now("tenant/1", "tenant/2", "tasks/1", "tasks/2") })
 				session := a.session.ID()
 				require.NoError(t, f.primary.Stop("immediate"))
 				require.NoError(t, f.standby.Promote())
 				toB.Redirect(addressOf(t, f.standby))
 				if try%3 == 2 { // a comes later
 					toA.Set(rig.Weather{Refuse: true})
-					kit.Sleep(t.Context(), ttl/4)
+					testkit.Sleep(t.Context(), ttl/4)
 					toA.Set(rig.Weather{})
 				}
 				toA.Redirect(addressOf(t, f.standby))
@@ -297,7 +299,7 @@ func TestOverAFailoverThatLosesCommitsClaimsStay(t *testing.T) {
 					require.Empty(t, got, "the error is %v; a's funcs were told %v", err, funcs.ended())
 					rows, _ := b.worker.TryClaim(t.Context(), "1", "2")
 					require.Empty(t, rows)
-					kit.Sleep(t.Context(), 20*time.Millisecond)
+					testkit.Sleep(t.Context(), 20*time.Millisecond)
 				}
 				require.True(t, funcs.now("tenant/1", "tenant/2", "tasks/1", "tasks/2"), "they go on: %v", funcs.ended())
 				require.Equal(t, session, a.session.ID())
@@ -316,9 +318,9 @@ func TestOverAFailoverThatLosesCommitsClaimsStay(t *testing.T) {
 // The failover has lost the claims, and no session is about to renew: whoever writes under a claim has that done first.
 func TestAWriteUnderAClaimThatAFailoverHasLostFindsItWrittenAgain(t *testing.T) {
 	t.Parallel()
-	f := &failover{T: t, primary: kit.StartPostgres(t)}
+	f := &failover{T: t, primary: testkit.StartPostgres(t)}
 	queueTasks(t, f.primary.URL(), 20)
-	kit.ExecPostgres(t, kit.PostgresPool(t, f.primary.URL()), `CREATE TABLE effects (name text)`)
+	testkit.ExecPostgres(t, testkit.PostgresPool(t, f.primary.URL()), `CREATE TABLE effects (name text)`)
 	f.standby, _ = standbyOf(t, f.primary)
 
 	write := func(ctx context.Context, tx *sql.Tx) error {
@@ -363,17 +365,17 @@ func TestAWriteUnderAClaimThatAFailoverHasLostFindsItWrittenAgain(t *testing.T) 
 	proxy, err := rig.NewProxy(addressOf(t, f.primary), nil)
 	require.NoError(t, err)
 	t.Cleanup(proxy.Close)
-	u := kit.Must(url.Parse(f.primary.URL()))
+	u := testkit.Must(url.Parse(f.primary.URL()))
 	u.Host = proxy.Addr()
 	all := map[string]*held{}
 	for name := range writes {
-		h := &held{db: kit.OpenSQL(t, "pgx", u.String())}
+		h := &held{db: testkit.OpenSQL(t, "pgx", u.String())}
 		// Without a subscription nothing makes it renew sooner than in minutes.
-		h.claimant = startClaimantOn(t, kit.OpenPostgres(t, u.String(), tenure.PostgresConfig{Logger: kit.Quiet, PollOnly: true}), time.Hour)
+		h.claimant = startClaimantOn(t, testkit.OpenPostgres(t, u.String(), tenure.PostgresConfig{Logger: testkit.Quiet, PollOnly: true}), time.Hour)
 		all[name] = h
 	}
 	for _, h := range all {
-		kit.Await(t, "its session begins", h.session.Valid)
+		testkit.Await(t, "its session begins", h.session.Valid)
 	}
 	f.awaitStandby()
 	f.lag()
@@ -391,7 +393,7 @@ func TestAWriteUnderAClaimThatAFailoverHasLostFindsItWrittenAgain(t *testing.T) 
 
 	for name, h := range all {
 		var err error
-		kit.Await(t, name+" reaches the new primary", func() bool { // a connection is broken, or was
+		testkit.Await(t, name+" reaches the new primary", func() bool { // a connection is broken, or was
 			began := time.Now()
 			err = writes[name].write(t.Context(), h)
 			t.Log(name, time.Since(began), err)
@@ -406,7 +408,7 @@ func TestAWriteUnderAClaimThatAFailoverHasLostFindsItWrittenAgain(t *testing.T) 
 		require.True(t, h.keys.Holds(h.key), name)
 	}
 	var tasks, effects int
-	pool := kit.PostgresPool(t, f.standby.URL())
+	pool := testkit.PostgresPool(t, f.standby.URL())
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM tasks WHERE status = 'done'`).Scan(&tasks))
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM effects`).Scan(&effects))
 	require.Equal(t, 3, tasks)
@@ -414,7 +416,7 @@ func TestAWriteUnderAClaimThatAFailoverHasLostFindsItWrittenAgain(t *testing.T) 
 
 	// One that has ended is lost as ever.
 	h := all["Fenced, key"]
-	kit.ExecPostgres(t, pool, `UPDATE objects_claims SET session = NULL WHERE id = 'Fenced, key'`)
+	testkit.ExecPostgres(t, pool, `UPDATE objects_claims SET session = NULL WHERE id = 'Fenced, key'`)
 	require.ErrorIs(t, fenced(t.Context(), h, h.key), tenure.ErrLost)
 	require.ErrorIs(t, h.queue.Finish(t.Context(), all["Finish"].row), tenure.ErrLost)
 }
@@ -423,18 +425,18 @@ func TestAWriteUnderAClaimThatAFailoverHasLostFindsItWrittenAgain(t *testing.T) 
 func TestATransactionThatAFailoverInterruptsWritesNothingAndCanBeRepeated(t *testing.T) {
 	t.Parallel()
 	const each = 8
-	f := &failover{T: t, primary: kit.StartPostgres(t)}
+	f := &failover{T: t, primary: testkit.StartPostgres(t)}
 	queueTasks(t, f.primary.URL(), each)
-	kit.ExecPostgres(t, kit.PostgresPool(t, f.primary.URL()), `CREATE TABLE effects (name text)`)
+	testkit.ExecPostgres(t, testkit.PostgresPool(t, f.primary.URL()), `CREATE TABLE effects (name text)`)
 	f.standby, _ = standbyOf(t, f.primary)
 	proxy, err := rig.NewProxy(addressOf(t, f.primary), nil)
 	require.NoError(t, err)
 	t.Cleanup(proxy.Close)
-	u := kit.Must(url.Parse(f.primary.URL()))
+	u := testkit.Must(url.Parse(f.primary.URL()))
 	u.Host = proxy.Addr()
-	db := kit.OpenSQL(t, "pgx", u.String())
+	db := testkit.OpenSQL(t, "pgx", u.String())
 	c := startClaimant(t, u.String()+"&pool_max_conns=40", time.Hour)
-	kit.Await(t, "its session begins", c.session.Valid)
+	testkit.Await(t, "its session begins", c.session.Valid)
 
 	type write struct {
 		name  string
@@ -445,8 +447,8 @@ func TestATransactionThatAFailoverInterruptsWritesNothingAndCanBeRepeated(t *tes
 	insert := `INSERT INTO effects VALUES ($1)`
 	add := func(i int) {
 		name := fmt.Sprint(i)
-		lease := kit.NewLease(t, c.store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: name}, TTL: time.Hour})
-		term := kit.MustAcquire(t, lease)
+		lease := testkit.NewLease(t, c.store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: name}, TTL: time.Hour})
+		term := testkit.MustAcquire(t, lease)
 		keys, err := c.keys.TryClaim(t.Context(), name)
 		require.NoError(t, err)
 		rows, err := c.worker.Take(t.Context(), 1)
@@ -496,7 +498,7 @@ func TestATransactionThatAFailoverInterruptsWritesNothingAndCanBeRepeated(t *tes
 	proxy.Redirect(addressOf(t, f.standby))
 	close(failedOver)
 	returned.Wait()
-	pool := kit.PostgresPool(t, f.standby.URL())
+	pool := testkit.PostgresPool(t, f.standby.URL())
 	count := func(of string) (n int) {
 		require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(`+of+`) FROM effects`).Scan(&n))
 		return n
@@ -504,7 +506,7 @@ func TestATransactionThatAFailoverInterruptsWritesNothingAndCanBeRepeated(t *tes
 	require.Zero(t, count("*"))
 
 	for _, w := range writes {
-		kit.Await(t, w.name+" is repeated", func() bool {
+		testkit.Await(t, w.name+" is repeated", func() bool {
 			err := w.renew()
 			if err == nil {
 				err = w.do(func() error { return nil })

@@ -13,33 +13,32 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // The figures of docs/connections.md.
 func TestAProcessHasAsManyConnectionsAsThePageSays(t *testing.T) {
 	t.Parallel()
-	url := kit.StartPostgres(t).URL()
-	owner := kit.OpenPostgres(t, url, tenure.PostgresConfig{PollOnly: true})
-	kit.Migrate(t, owner)
-	kit.MigrateClaims(t, owner)
-	admin := kit.PostgresPool(t, url)
+	url := testkit.StartPostgres(t).URL()
+	owner := testkit.OpenPostgres(t, url, tenure.PostgresConfig{PollOnly: true})
+	testkit.Migrate(t, owner)
+	testkit.MigrateClaims(t, owner)
+	admin := testkit.PostgresPool(t, url)
 
 	coordinates := func(ctx context.Context, t *testing.T, store *tenure.PostgresStore, holds bool) {
-		lease := kit.Must(tenure.NewLease(store, tenure.LeaseConfig{Key: kit.LeaseKey, Logger: kit.Quiet}))
-		c := kit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Watch: func(ctx context.Context) error { <-ctx.Done(); return nil }}))
+		lease := testkit.Must(tenure.NewLease(store, tenure.LeaseConfig{Key: testkit.LeaseKey, Logger: testkit.Quiet}))
+		c := testkit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Watch: func(ctx context.Context) error { <-ctx.Done(); return nil }}))
 		var running sync.WaitGroup
 		t.Cleanup(running.Wait)
 		running.Go(func() { _ = c.Run(ctx) })
-		require.Eventually(t, func() bool { return c.IsHolder() == holds && (holds || c.Status().Holder != "") }, kit.Patience, 10*time.Millisecond)
+		require.Eventually(t, func() bool { return c.IsHolder() == holds && (holds || c.Status().Holder != "") }, testkit.Patience, 10*time.Millisecond)
 	}
 	claims := func(ctx context.Context, t *testing.T, store *tenure.PostgresStore) {
-		session := kit.Must(claims.NewSession(store, claims.SessionConfig{Logger: kit.Quiet}))
-		keys := kit.Must(claims.NewKeys(session, "tenant"))
+		session := testkit.Must(claims.NewSession(store, claims.SessionConfig{Logger: testkit.Quiet}))
+		keys := testkit.Must(claims.NewKeys(session, "tenant"))
 		var running sync.WaitGroup
 		t.Cleanup(running.Wait)
 		running.Go(func() { _ = session.Run(ctx) })
-		kit.Must(keys.Claim(ctx, "acme"))
+		testkit.Must(keys.Claim(ctx, "acme"))
 	}
 	for _, test := range []struct {
 		name        string
@@ -54,14 +53,14 @@ func TestAProcessHasAsManyConnectionsAsThePageSays(t *testing.T) {
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		t.Cleanup(cancel)
-		test.cfg.Logger = kit.Quiet
-		store := kit.OpenPostgres(t, url+"&application_name="+test.name, test.cfg)
+		test.cfg.Logger = testkit.Quiet
+		store := testkit.OpenPostgres(t, url+"&application_name="+test.name, test.cfg)
 		test.run(ctx, t, store)
 		count := func() (n int) {
 			require.NoError(t, admin.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1`, test.name).Scan(&n))
 			return n
 		}
-		require.Eventually(t, func() bool { return count() >= test.least }, kit.Patience, 10*time.Millisecond, test.name)
+		require.Eventually(t, func() bool { return count() >= test.least }, testkit.Patience, 10*time.Millisecond, test.name)
 		n := count()
 		t.Logf("%s: %d connections", test.name, n)
 		if n < test.least || n > test.most {
@@ -73,14 +72,14 @@ func TestAProcessHasAsManyConnectionsAsThePageSays(t *testing.T) {
 // The inspection costs a new session of the server much more than all else that it does for a lease.
 func TestTablesAreInspectedOncePerStoreAndServer(t *testing.T) {
 	t.Parallel()
-	server := kit.StartPostgres(t, "log_statement=all")
-	kit.Migrate(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
-	admin := kit.PostgresPool(t, server.URL())
+	server := testkit.StartPostgres(t, "log_statement=all")
+	testkit.Migrate(t, testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
+	admin := testkit.PostgresPool(t, server.URL())
 	inspections := func() int { return strings.Count(server.Log(t), "WITH RECURSIVE path AS MATERIALIZED") }
 	before := inspections()
 
 	const leases = 12
-	store := kit.Must(tenure.NewPostgresStore(kit.PostgresPool(t, server.URL()), tenure.PostgresConfig{Logger: kit.Quiet}))
+	store := testkit.Must(tenure.NewPostgresStore(testkit.PostgresPool(t, server.URL()), tenure.PostgresConfig{Logger: testkit.Quiet}))
 	t.Cleanup(func() { _ = store.Close() })
 	var all [leases]*tenure.Lease
 	var terms [leases]*tenure.Term
@@ -92,23 +91,23 @@ func TestTablesAreInspectedOncePerStoreAndServer(t *testing.T) {
 		doing.Wait()
 	}
 	together(func(i int) {
-		all[i] = kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}, TTL: time.Hour})
-		terms[i] = kit.MustAcquire(t, all[i])
+		all[i] = testkit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}, TTL: time.Hour})
+		terms[i] = testkit.MustAcquire(t, all[i])
 	})
 	const slow = 2 // on a busy machine a call that has waited for long looks itself
 	require.LessOrEqual(t, inspections()-before, slow, "first calls")
 	before = inspections()
 	for range 5 {
-		kit.ExecPostgres(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'`)
+		testkit.ExecPostgres(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'`)
 		together(func(i int) {
-			kit.Await(t, "renewed", func() bool { return all[i].Renew(t.Context(), terms[i]) == nil })
+			testkit.Await(t, "renewed", func() bool { return all[i].Renew(t.Context(), terms[i]) == nil })
 		})
 	}
 	require.Zero(t, inspections()-before, "renewals on a server that was inspected before")
 	require.NoError(t, server.Restart("fast"))
 	admin.Reset()
 	together(func(i int) {
-		kit.Await(t, "renewed", func() bool { return all[i].Renew(t.Context(), terms[i]) == nil })
+		testkit.Await(t, "renewed", func() bool { return all[i].Renew(t.Context(), terms[i]) == nil })
 	})
 	require.NotZero(t, inspections()-before, "another start of the server")
 	require.LessOrEqual(t, inspections()-before, slow, "another start of the server")
@@ -129,19 +128,19 @@ func TestANewConnectionNoticesWhatHasBecomeUnsuitable(t *testing.T) {
 		"the role's isolation level": {`ALTER ROLE {role} SET default_transaction_isolation = 'repeatable read'`, "read committed"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			url, owner := kit.AsWorker(t)
-			store := kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: kit.Quiet})
+			url, owner := testkit.AsWorker(t)
+			store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: testkit.Quiet})
 			ddl := strings.ReplaceAll(test.ddl, "{role}", "worker_"+owner.Config().ConnConfig.Database)
 			for i, step := range strings.Split(ddl, "{reconnect};") {
-				kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}}))
+				testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}}))
 				if i > 0 {
 					reconnect(t, owner, store, fmt.Sprint("again ", i))
 				}
-				kit.ExecPostgres(t, owner, step)
+				testkit.ExecPostgres(t, owner, step)
 			}
-			kit.ExecPostgres(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()`)
+			testkit.ExecPostgres(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()`)
 			wantRefused(t, test.refusal, func() error {
-				_, err := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "next"}}).TryAcquire(t.Context())
+				_, err := testkit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "next"}}).TryAcquire(t.Context())
 				return err
 			})
 		})

@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -24,11 +23,11 @@ func TestOfManyContendersOneAcquiresInEachRound(t *testing.T) {
 	testkit.Slow(t)
 	const contenders, rounds = 32, 200
 	const enoughRounds, long = 20, 20 * time.Second // for a machine that is slow
-	kit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
+	testkit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
 		store := open()
 		leases := make([]*tenure.Lease, contenders)
 		for i := range leases {
-			leases[i] = kit.NewLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint("r", i), TTL: time.Hour})
+			leases[i] = testkit.NewLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint("r", i), TTL: time.Hour})
 		}
 		var last int64
 		began := time.Now()
@@ -61,7 +60,7 @@ func TestOfManyContendersOneAcquiresInEachRound(t *testing.T) {
 				t.Fatalf("round %d: token %d follows %d", round, term.Token(), last)
 			}
 			last = term.Token()
-			kit.WantErr(t, leases[0].Release(context.Background(), term), nil)
+			testkit.WantErr(t, leases[0].Release(context.Background(), term), nil)
 		}
 	})
 }
@@ -71,7 +70,7 @@ func TestOfManyContendersOneAcquiresInEachRound(t *testing.T) {
 func TestVersionsAndTokensNeverGoBackUnderStress(t *testing.T) {
 	testkit.Slow(t)
 	const workers, ttl = 8, 40 * time.Millisecond
-	kit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
+	testkit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
 		store := open()
 
 		// begun is the greatest token that anybody knows of. A term whose acquire
@@ -89,7 +88,7 @@ func TestVersionsAndTokensNeverGoBackUnderStress(t *testing.T) {
 					}
 				}
 				if err != nil {
-					kit.Sleep(ctx, pause) // or all would steal at the same instant, and hardly any hold
+					testkit.Sleep(ctx, pause) // or all would steal at the same instant, and hardly any hold
 					continue
 				}
 				terms.Add(1)
@@ -114,10 +113,10 @@ func TestVersionsAndTokensNeverGoBackUnderStress(t *testing.T) {
 				}
 			}
 		}
-		kit.UntilEnough(t, 5*time.Second, func(ctx context.Context, slower time.Duration) {
+		testkit.UntilEnough(t, 5*time.Second, func(ctx context.Context, slower time.Duration) {
 			var wg sync.WaitGroup
 			for i := range workers {
-				lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint("w", i), TTL: slower * ttl})
+				lease := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint("w", i), TTL: slower * ttl})
 				wg.Go(func() { work(ctx, lease, rand.N(slower*5*time.Millisecond)) })
 			}
 			wg.Wait()
@@ -132,14 +131,14 @@ func TestManyReplicasMayMigrateAtOnce(t *testing.T) {
 	testkit.Slow(t)
 	for name, open := range map[string]func(t *testing.T) func() migrator{
 		"postgres": func(t *testing.T) func() migrator {
-			url := kit.PostgresURL(t)
+			url := testkit.PostgresURL(t)
 			return func() migrator {
-				return kit.OpenPostgres(t, url, tenure.PostgresConfig{Schema: `od"d`, Table: `ta"ble.x`})
+				return testkit.OpenPostgres(t, url, tenure.PostgresConfig{Schema: `od"d`, Table: `ta"ble.x`})
 			}
 		},
 		"sqlite": func(t *testing.T) func() migrator {
 			path := t.TempDir() + "/many.db"
-			return func() migrator { return kit.OpenSQLite(t, path) }
+			return func() migrator { return testkit.OpenSQLite(t, path) }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -156,7 +155,7 @@ func TestManyReplicasMayMigrateAtOnce(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			kit.MustAcquire(t, kit.NewLease(t, open(), tenure.LeaseConfig{}))
+			testkit.MustAcquire(t, testkit.NewLease(t, open(), tenure.LeaseConfig{}))
 		})
 	}
 }
@@ -173,12 +172,12 @@ func TestPostgresKeepsTheContract(t *testing.T) {
 			if mode != "cache_statement" { // pgx's default
 				testkit.Slow(t)
 			}
-			url := kit.QuickPostgresURL(t) + "&default_query_exec_mode=" + mode
-			store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-			kit.Migrate(t, store)
-			pool := kit.PostgresPool(t, url)
+			url := testkit.QuickPostgresURL(t) + "&default_query_exec_mode=" + mode
+			store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
+			testkit.Migrate(t, store)
+			pool := testkit.PostgresPool(t, url)
 			storetest.Run(t, func(t *testing.T) tenure.Store {
-				kit.ExecPostgres(t, pool, `TRUNCATE objects, objects_tombstones`)
+				testkit.ExecPostgres(t, pool, `TRUNCATE objects, objects_tombstones`)
 				return store
 			})
 		})
@@ -189,15 +188,15 @@ func TestSQLiteKeepsTheContract(t *testing.T) {
 	t.Parallel()
 	t.Run("in a file", func(t *testing.T) {
 		storetest.Run(t, func(t *testing.T) tenure.Store {
-			store := kit.OpenSQLite(t, t.TempDir()+"/a?b#c %41.db")
-			kit.Migrate(t, store)
+			store := testkit.OpenSQLite(t, t.TempDir()+"/a?b#c %41.db")
+			testkit.Migrate(t, store)
 			return store
 		})
 	})
 	t.Run("in memory", func(t *testing.T) {
 		storetest.Run(t, func(t *testing.T) tenure.Store {
-			store := kit.OpenSQLite(t, ":memory:")
-			kit.Migrate(t, store)
+			store := testkit.OpenSQLite(t, ":memory:")
+			testkit.Migrate(t, store)
 			return store
 		})
 	})
@@ -205,14 +204,14 @@ func TestSQLiteKeepsTheContract(t *testing.T) {
 
 func TestAStoreIsOpenedByItsURL(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tenure.db")
-	for url, want := range map[string]tenure.Database{kit.PostgresURL(t): (*tenure.PostgresStore)(nil), path: (*tenure.SQLiteStore)(nil), "sqlite:" + path + "2": (*tenure.SQLiteStore)(nil)} {
+	for url, want := range map[string]tenure.Database{testkit.PostgresURL(t): (*tenure.PostgresStore)(nil), path: (*tenure.SQLiteStore)(nil), "sqlite:" + path + "2": (*tenure.SQLiteStore)(nil)} {
 		store, err := tenure.Open(t.Context(), url)
 		require.NoError(t, err)
 		defer store.Close()
 		require.IsType(t, want, store)
 		require.NoError(t, store.Migrate(t.Context()))
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-		kit.MustAcquire(t, lease)
+		lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+		testkit.MustAcquire(t, lease)
 		require.Nil(t, store.Traits().Alone)
 	}
 	for url, want := range map[string]error{"mysql://u:sEcrEt@h": tenure.ErrInvalid, "sqlite::memory:": tenure.ErrInvalid, "": tenure.ErrInvalid, "nats//h": tenure.ErrInvalid, "postgres.//h/db": tenure.ErrInvalid, filepath.Join(path, "none"): tenure.ErrSetup} {

@@ -14,14 +14,13 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/pgconns"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // makeCounted makes tasks whose updates wait for a row that counts them.
 func makeCounted(t *testing.T, owner *pgxpool.Pool) {
 	t.Helper()
 	makeTasks(t, owner, 40)
-	kit.ExecPostgres(t, owner, `CREATE TABLE results (id bigint PRIMARY KEY, n int NOT NULL DEFAULT 0); INSERT INTO results VALUES (0);
+	testkit.ExecPostgres(t, owner, `CREATE TABLE results (id bigint PRIMARY KEY, n int NOT NULL DEFAULT 0); INSERT INTO results VALUES (0);
 		CREATE FUNCTION counted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN UPDATE results SET n = n + 1 WHERE id = 0; RETURN NULL; END $$;
 		CREATE TRIGGER counted AFTER UPDATE ON tasks FOR EACH STATEMENT EXECUTE FUNCTION counted()`)
 }
@@ -32,18 +31,18 @@ const lockCounter = `SELECT FROM results WHERE id = 0 FOR UPDATE`
 // call succeeds, at the latest when it is made again.
 func TestADeadlockEndsOneOfTheTwoAndLeavesNothingBehind(t *testing.T) {
 	testkit.Slow(t)
-	url := kit.PostgresURL(t)
-	owner := kit.PostgresPool(t, url)
+	url := testkit.PostgresURL(t)
+	owner := testkit.PostgresPool(t, url)
 	makeCounted(t, owner)
-	kit.ExecPostgres(t, owner, `ALTER DATABASE `+owner.Config().ConnConfig.Database+` SET deadlock_timeout = '200ms'`)
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-	kit.MigrateClaims(t, store)
+	testkit.ExecPostgres(t, owner, `ALTER DATABASE `+owner.Config().ConnConfig.Database+` SET deadlock_timeout = '200ms'`)
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	testkit.MigrateClaims(t, store)
 	session := startSession(t, store)
-	queue := kit.Must(claims.NewQueue(store, tasks))
-	worker := kit.Must(claims.NewWorker(session, queue))
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-	term := kit.MustAcquire(t, lease)
-	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+	queue := testkit.Must(claims.NewQueue(store, tasks))
+	worker := testkit.Must(claims.NewWorker(session, queue))
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+	term := testkit.MustAcquire(t, lease)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	take := func(n int) []claims.Claim {
 		got, err := worker.Take(ctx, n)
@@ -88,11 +87,11 @@ func TestADeadlockEndsOneOfTheTwoAndLeavesNothingBehind(t *testing.T) {
 			tx, err := owner.Begin(ctx)
 			require.NoError(t, err)
 			defer tx.Rollback(context.Background())
-			kit.ExecPostgres(t, tx, `SET LOCAL deadlock_timeout = '1h'`) // unless the machine is very busy, the call is ended
-			kit.ExecPostgres(t, tx, c.first)
+			testkit.ExecPostgres(t, tx, `SET LOCAL deadlock_timeout = '1h'`) // unless the machine is very busy, the call is ended
+			testkit.ExecPostgres(t, tx, c.first)
 			called := make(chan error, 1)
 			go func() { called <- call() }()
-			kit.AwaitLockWait(t, owner)
+			testkit.AwaitLockWait(t, owner)
 			_, _ = tx.Exec(ctx, `SET LOCAL lock_timeout = '5s'; `+c.second)
 			require.NoError(t, tx.Rollback(ctx))
 			if err := <-called; err != nil {
@@ -109,24 +108,24 @@ func TestADeadlockEndsOneOfTheTwoAndLeavesNothingBehind(t *testing.T) {
 
 // A trigger or a foreign key may have to wait for a lock on another row, for longer than the store's sessions do.
 func TestSeveralRowsAreFinishedAsSoonAsATriggerNeedNotWait(t *testing.T) {
-	url := kit.PostgresURL(t)
-	owner := kit.PostgresPool(t, url)
+	url := testkit.PostgresURL(t)
+	owner := testkit.PostgresPool(t, url)
 	makeCounted(t, owner)
-	store := kit.OpenPostgres(t, url+"&lock_timeout=30ms", tenure.PostgresConfig{})
-	kit.MigrateClaims(t, store)
-	kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Key: claims.SessionKey("s"), TTL: time.Hour}))
-	queue := kit.Must(claims.NewQueue(store, tasks))
+	store := testkit.OpenPostgres(t, url+"&lock_timeout=30ms", tenure.PostgresConfig{})
+	testkit.MigrateClaims(t, store)
+	testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{Key: claims.SessionKey("s"), TTL: time.Hour}))
+	queue := testkit.Must(claims.NewQueue(store, tasks))
 	got, err := queue.TryTakeFor(t.Context(), "s", claims.TakeOptions{N: 3})
 	require.NoError(t, err)
 	tx, err := owner.Begin(t.Context())
 	require.NoError(t, err)
 	defer tx.Rollback(context.Background())
-	kit.ExecPostgres(t, tx, lockCounter)
+	testkit.ExecPostgres(t, tx, lockCounter)
 	finished := make(chan error, 1)
 	go func() { finished <- queue.Finish(t.Context(), got...) }()
 	database := owner.Config().ConnConfig.Database
-	kit.Await(t, "a wait has ended", func() bool {
-		return strings.Contains(kit.PostgresLog(t), database+" ERROR:  canceling statement due to lock timeout")
+	testkit.Await(t, "a wait has ended", func() bool {
+		return strings.Contains(testkit.PostgresLog(t), database+" ERROR:  canceling statement due to lock timeout")
 	})
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.NoError(t, <-finished)

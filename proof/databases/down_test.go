@@ -9,67 +9,67 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // A coordinator that starts before its database does, and goes on through all
 // that becomes of that, with short times, for a real server is in play.
 func TestACoordinatorKeepsTryingWhateverBecomesOfItsDatabase(t *testing.T) {
 	before := goroutines()
-	server := kit.StartPostgres(t)
-	first := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
-	kit.Migrate(t, first)
+	server := testkit.StartPostgres(t)
+	first := testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
+	testkit.Migrate(t, first)
 	first.Close()
-	admin := kit.PostgresPool(t, server.URL())
-	kit.ExecPostgres(t, admin, `CREATE ROLE worker LOGIN`)
-	kit.ExecPostgres(t, admin, `GRANT ALL ON objects, objects_tombstones TO worker`)
-	kit.WantErr(t, server.Stop("fast"), nil)
+	admin := testkit.PostgresPool(t, server.URL())
+	testkit.ExecPostgres(t, admin, `CREATE ROLE worker LOGIN`)
+	testkit.ExecPostgres(t, admin, `GRANT ALL ON objects, objects_tombstones TO worker`)
+	testkit.WantErr(t, server.Stop("fast"), nil)
 
 	var log bytes.Buffer
-	pool := kit.PostgresPool(t, strings.Replace(server.URL(), "postgres@", "worker@", 1))
-	store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet}))
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: 1500 * time.Millisecond})
+	pool := testkit.PostgresPool(t, strings.Replace(server.URL(), "postgres@", "worker@", 1))
+	store := testkit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: testkit.Quiet}))
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{TTL: 1500 * time.Millisecond})
 	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
 		Reconcile: func(ctx context.Context) error { <-ctx.Done(); return nil },
 		Logger:    slog.New(slog.NewTextHandler(&log, nil)),
 	})
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- c.Run(ctx) }()
 	await := func(what string, ok func() bool) {
 		t.Helper()
-		for end := time.Now().Add(kit.Patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(testkit.Patience); !ok(); time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("waited for %s; status %+v", what, c.Status())
 			}
 		}
 	}
 	await("the status tells that the database is down", func() bool { return c.Status().LastError != "" })
-	kit.WantErr(t, server.Start(), nil)
+	testkit.WantErr(t, server.Start(), nil)
 	admin.Reset() // its connections went with the server
 	await("it holds once the database is up", c.IsHolder)
 
-	kit.ExecPostgres(t, admin, `ALTER ROLE worker NOLOGIN`)
-	kit.ExecPostgres(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'worker'`)
+	testkit.ExecPostgres(t, admin, `ALTER ROLE worker NOLOGIN`)
+	testkit.ExecPostgres(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'worker'`)
 	await("its term is over, its role being refused", func() bool { return !c.IsHolder() })
 	await("the status tells that the role is refused", func() bool { return strings.Contains(c.Status().LastError, "28000") })
-	kit.ExecPostgres(t, admin, `ALTER ROLE worker LOGIN`)
+	testkit.ExecPostgres(t, admin, `ALTER ROLE worker LOGIN`)
 	await("it holds again once the role is admitted", c.IsHolder)
 
-	kit.ExecPostgres(t, admin, `ALTER TABLE objects RENAME TO elsewhere`)
+	testkit.ExecPostgres(t, admin, `ALTER TABLE objects RENAME TO elsewhere`)
 	await("its term is over, its table being gone", func() bool { return !c.IsHolder() })
 	await("the status says Migrate", func() bool { return strings.Contains(c.Status().LastError, "Migrate") })
-	kit.ExecPostgres(t, admin, `ALTER TABLE elsewhere RENAME TO objects`)
+	testkit.ExecPostgres(t, admin, `ALTER TABLE elsewhere RENAME TO objects`)
 	await("it holds again once the table is back", c.IsHolder)
 
 	cancel()
-	kit.WantErr(t, <-done, nil)
+	testkit.WantErr(t, <-done, nil)
 	store.Close()
 	pool.Close()
 	admin.Close()
 	await("no goroutine is left", func() bool { return goroutines() <= before })
-	if _, err := store.Get(t.Context(), kit.LeaseKey); err == nil {
+	if _, err := store.Get(t.Context(), testkit.LeaseKey); err == nil {
 		t.Error("a closed pool answers")
 	}
 	if _, err := lease.AcquireOrSteal(t.Context()); err == nil {

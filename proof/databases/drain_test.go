@@ -20,7 +20,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/shards"
 )
 
@@ -51,8 +50,8 @@ func startDrainable(t *testing.T, store tenure.Database, name string) *drainable
 	d := &drainable{led: make(chan time.Time, 1000)}
 	ctx, cancel := context.WithCancel(context.Background())
 	d.cancel = cancel
-	d.drain = kit.Must(tenure.NewDrain(store, name, kit.Quiet))
-	d.lease = kit.NewLease(t, store, tenure.LeaseConfig{Holder: name})
+	d.drain = testkit.Must(tenure.NewDrain(store, name, testkit.Quiet))
+	d.lease = testkit.NewLease(t, store, tenure.LeaseConfig{Holder: name})
 	work := func(ctx context.Context, kind int) error {
 		d.last[kind].Store(time.Now().UnixNano())
 		d.begun.Add(1)
@@ -61,14 +60,14 @@ func startDrainable(t *testing.T, store tenure.Database, name string) *drainable
 		d.holds.Add(-1)
 		return context.Cause(ctx)
 	}
-	coordinator := kit.Must(tenure.NewCoordinator(d.lease, tenure.CoordinatorConfig{Drain: d.drain, Reconcile: func(ctx context.Context) error {
+	coordinator := testkit.Must(tenure.NewCoordinator(d.lease, tenure.CoordinatorConfig{Drain: d.drain, Reconcile: func(ctx context.Context) error {
 		d.led <- time.Now()
 		return work(ctx, 0)
 	}}))
-	session := kit.Must(claims.NewSession(store, claims.SessionConfig{Holder: name, Drain: d.drain, Logger: kit.Quiet}))
-	keys := kit.Must(claims.NewKeys(session, "tenant"))
-	worker := kit.Must(claims.NewWorker(session, kit.Must(claims.NewQueue(store, drainedRows))))
-	member := kit.Must(shards.New(session, shards.Config{Kind: "shard", Count: 64, Work: func(ctx context.Context, _ string) error { return work(ctx, 1) }}))
+	session := testkit.Must(claims.NewSession(store, claims.SessionConfig{Holder: name, Drain: d.drain, Logger: testkit.Quiet}))
+	keys := testkit.Must(claims.NewKeys(session, "tenant"))
+	worker := testkit.Must(claims.NewWorker(session, testkit.Must(claims.NewQueue(store, drainedRows))))
+	member := testkit.Must(shards.New(session, shards.Config{Kind: "shard", Count: 64, Work: func(ctx context.Context, _ string) error { return work(ctx, 1) }}))
 	d.ended.Go(func() { _ = d.drain.Run(ctx) })
 	d.ended.Go(func() { _ = coordinator.Run(ctx) })
 	d.ended.Go(func() { _ = session.Run(ctx) })
@@ -92,7 +91,7 @@ func startDrainable(t *testing.T, store tenure.Database, name string) *drainable
 	return d
 }
 
-var drainedRows = claims.QueueConfig{Table: "letters", Done: "sent = true", Logger: kit.Quiet}
+var drainedRows = claims.QueueConfig{Table: "letters", Done: "sent = true", Logger: testkit.Quiet}
 
 // A process of its own is drained while another one stands by, and undrained, again and again. The times are in the log.
 func TestADrainedProcessGivesAllToAnother(t *testing.T) {
@@ -111,18 +110,18 @@ func TestADrainedProcessGivesAllToAnother(t *testing.T) {
 		return
 	}
 	t.Run("postgres", func(t *testing.T) {
-		url := kit.PostgresURL(t)
-		kit.ExecPostgres(t, kit.PostgresPool(t, url), `CREATE TABLE letters (id integer PRIMARY KEY, sent bool NOT NULL DEFAULT false); `+
-			kit.Must(drainedRows.PostgresDDL())+fmt.Sprintf(`INSERT INTO letters (id) SELECT generate_series(1, %d)`, *drainSize*10))
+		url := testkit.PostgresURL(t)
+		testkit.ExecPostgres(t, testkit.PostgresPool(t, url), `CREATE TABLE letters (id integer PRIMARY KEY, sent bool NOT NULL DEFAULT false); `+
+			testkit.Must(drainedRows.PostgresDDL())+fmt.Sprintf(`INSERT INTO letters (id) SELECT generate_series(1, %d)`, *drainSize*10))
 		drainAgainAndAgain(t, url)
 	})
 	t.Run("sqlite", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "tenure.db")
-		db := kit.OpenSQL(t, "sqlite", "file:"+path)
-		kit.ExecSQL(t, db, `CREATE TABLE letters (id integer PRIMARY KEY, sent integer NOT NULL DEFAULT 0)`)
-		kit.ExecSQL(t, db, kit.Must(drainedRows.SQLiteDDL()))
+		db := testkit.OpenSQL(t, "sqlite", "file:"+path)
+		testkit.ExecSQL(t, db, `CREATE TABLE letters (id integer PRIMARY KEY, sent integer NOT NULL DEFAULT 0)`)
+		testkit.ExecSQL(t, db, testkit.Must(drainedRows.SQLiteDDL()))
 		for i := range *drainSize * 10 {
-			kit.ExecSQL(t, db, `INSERT INTO letters (id) VALUES (?)`, i)
+			testkit.ExecSQL(t, db, `INSERT INTO letters (id) VALUES (?)`, i)
 		}
 		drainAgainAndAgain(t, path)
 	})
@@ -130,9 +129,9 @@ func TestADrainedProcessGivesAllToAnother(t *testing.T) {
 
 func openAt(t *testing.T, at string) tenure.Database {
 	if strings.HasPrefix(at, "postgres") {
-		return kit.OpenPostgres(t, at, tenure.PostgresConfig{})
+		return testkit.OpenPostgres(t, at, tenure.PostgresConfig{})
 	}
-	return kit.OpenSQLite(t, at)
+	return testkit.OpenSQLite(t, at)
 }
 
 // child is the process that is drained.
@@ -145,7 +144,7 @@ type child struct {
 func startChild(t *testing.T, at string) *child {
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestADrainedProcessGivesAllToAnother$", "-drains.size", strconv.Itoa(*drainSize))
 	cmd.Env = append(os.Environ(), drainedProcess+"="+at)
-	in, out := kit.Must(cmd.StdinPipe()), kit.Must(cmd.StdoutPipe())
+	in, out := testkit.Must(cmd.StdinPipe()), testkit.Must(cmd.StdoutPipe())
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = in.Close(); _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	c, answers := &child{t: t, lead: make(chan time.Time, 1000)}, make(chan string)
@@ -171,18 +170,18 @@ func startChild(t *testing.T, at string) *child {
 
 func drainAgainAndAgain(t *testing.T, at string) {
 	ops := openAt(t, at)
-	kit.MigrateClaims(t, ops)
+	testkit.MigrateClaims(t, ops)
 	a := startChild(t, at)
-	kit.Await(t, "the process has all", func() bool { n, _, _ := a.ask(); return n == isAll() })
+	testkit.Await(t, "the process has all", func() bool { n, _, _ := a.ask(); return n == isAll() })
 	<-a.lead
 	b := startDrainable(t, openAt(t, at), "standby")
 	b.drain.AwaitMark(t.Context())
 	for range *drainRounds {
-		kit.Await(t, "the standby has its half of the shards", func() bool { return b.holds.Load() == 32 })
+		testkit.Await(t, "the standby has its half of the shards", func() bool { return b.holds.Load() == 32 })
 		began := time.Now()
 		require.NoError(t, tenure.SetDrain(t.Context(), ops, tenure.Drained{Replica: "drained", Left: time.Hour}))
 		<-b.led
-		kit.Await(t, "the standby has all", func() bool { return b.holds.Load() == isAll() })
+		testkit.Await(t, "the standby has all", func() bool { return b.holds.Load() == isAll() })
 		t.Logf("drained: another has %s", b.since(began))
 		n, before, drained := a.ask()
 		require.True(t, drained)
@@ -197,7 +196,7 @@ func drainAgainAndAgain(t *testing.T, at string) {
 		began = time.Now()
 		require.NoError(t, tenure.ClearDrain(t.Context(), ops, "drained"))
 		leads := <-a.lead
-		kit.Await(t, "the process has all", func() bool { n, _, _ := a.ask(); return n == isAll() })
+		testkit.Await(t, "the process has all", func() bool { n, _, _ := a.ask(); return n == isAll() })
 		t.Logf("undrained: it leads after %v, and has all after %v", leads.Sub(began).Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
 		b.drain.Stop()
 	}
@@ -211,7 +210,7 @@ func (d *drainable) giveAll(t *testing.T) {
 	require.Zero(t, d.holds.Load())
 	d.drain.Stop()
 	<-d.led
-	kit.Await(t, "the process has all again", func() bool { return d.holds.Load() == isAll() })
+	testkit.Await(t, "the process has all again", func() bool { return d.holds.Load() == isAll() })
 	t.Logf("Start returns after %v; after Stop, the process has %s", gone.Sub(began).Round(time.Millisecond), d.since(gone))
 }
 

@@ -11,7 +11,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // A crash of the server, or a failover, must not forget a lease or a claim that was granted, though the
@@ -22,26 +21,26 @@ func TestLeasesAndClaimsAreDurableWhateverTheRoleHas(t *testing.T) {
 		for name, suffix := range map[string]string{"": "", "no session settings": "&lock_timeout=700", "no prepared statements": "&default_query_exec_mode=exec"} {
 			t.Run(set+" "+name, func(t *testing.T) {
 				t.Parallel()
-				url := kit.PostgresURL(t)
-				owner := kit.PostgresPool(t, url)
-				store := kit.OpenPostgres(t, url+suffix, tenure.PostgresConfig{})
-				kit.MigrateClaims(t, store)
-				kit.ExecPostgres(t, owner, `ALTER DATABASE `+owner.Config().ConnConfig.Database+` SET synchronous_commit = `+set)
-				kit.ExecPostgres(t, owner, `CREATE TABLE said (what text, how text)`)
-				kit.ExecPostgres(t, owner, `CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+				url := testkit.PostgresURL(t)
+				owner := testkit.PostgresPool(t, url)
+				store := testkit.OpenPostgres(t, url+suffix, tenure.PostgresConfig{})
+				testkit.MigrateClaims(t, store)
+				testkit.ExecPostgres(t, owner, `ALTER DATABASE `+owner.Config().ConnConfig.Database+` SET synchronous_commit = `+set)
+				testkit.ExecPostgres(t, owner, `CREATE TABLE said (what text, how text)`)
+				testkit.ExecPostgres(t, owner, `CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 					INSERT INTO said VALUES (TG_ARGV[0], current_setting('synchronous_commit')); RETURN NEW; END $$`)
-				kit.ExecPostgres(t, owner, `CREATE TRIGGER note BEFORE INSERT OR UPDATE ON objects_claims FOR EACH ROW EXECUTE FUNCTION note('claim')`)
-				kit.ExecPostgres(t, owner, `CREATE TRIGGER lease BEFORE INSERT OR UPDATE ON objects FOR EACH ROW WHEN (NEW.object_type <> 'app') EXECUTE FUNCTION note('lease')`)
-				kit.ExecPostgres(t, owner, `CREATE TRIGGER app BEFORE INSERT ON objects FOR EACH ROW WHEN (NEW.object_type = 'app') EXECUTE FUNCTION note('app')`)
-				store = kit.OpenPostgres(t, url+suffix, tenure.PostgresConfig{}) // after the role was changed
+				testkit.ExecPostgres(t, owner, `CREATE TRIGGER note BEFORE INSERT OR UPDATE ON objects_claims FOR EACH ROW EXECUTE FUNCTION note('claim')`)
+				testkit.ExecPostgres(t, owner, `CREATE TRIGGER lease BEFORE INSERT OR UPDATE ON objects FOR EACH ROW WHEN (NEW.object_type <> 'app') EXECUTE FUNCTION note('lease')`)
+				testkit.ExecPostgres(t, owner, `CREATE TRIGGER app BEFORE INSERT ON objects FOR EACH ROW WHEN (NEW.object_type = 'app') EXECUTE FUNCTION note('app')`)
+				store = testkit.OpenPostgres(t, url+suffix, tenure.PostgresConfig{}) // after the role was changed
 
-				lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-				term := kit.MustAcquire(t, lease)
+				lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+				term := testkit.MustAcquire(t, lease)
 				require.NoError(t, lease.Renew(t.Context(), term))
 				var others sync.WaitGroup
 				for i := range 20 { // some of them in groups
 					others.Go(func() {
-						kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}}))
+						testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}}))
 					})
 				}
 				others.Wait()

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
 var (
@@ -24,18 +24,18 @@ type failover struct {
 	*testing.T
 	try              int
 	bHolds           bool // in the end, so it can't be on the standby
-	primary, standby *kit.PostgresServer
-	jobs             kit.Jobs
+	primary, standby *testkit.PostgresServer
+	jobs             testkit.Jobs
 	a, b             *failoverReplica
 }
 
 type failoverReplica struct {
-	*kit.Replica            // nil until it is started
-	to           *rig.Proxy // to the server that it reaches; nil: it is on the standby
+	*testkit.Replica            // nil until it is started
+	to               *rig.Proxy // to the server that it reaches; nil: it is on the standby
 }
 
 // addressOf returns where a server listens.
-func addressOf(t *testing.T, server *kit.PostgresServer) string {
+func addressOf(t *testing.T, server *testkit.PostgresServer) string {
 	u, err := url.Parse(server.URL())
 	require.NoError(t, err)
 	return u.Host
@@ -57,17 +57,17 @@ func (f *failover) replica(name string, way int) *failoverReplica {
 		at = u.String()
 	}
 	if ways[way] == "through PgBouncer" {
-		at = kit.StartBouncer(f, at) + "&default_query_exec_mode=exec"
+		at = testkit.StartBouncer(f, at) + "&default_query_exec_mode=exec"
 	}
-	store := kit.OpenPostgres(f, at, tenure.PostgresConfig{})
-	r.Replica = kit.StartReplica(f, &f.jobs, store, name, *failoverTTL)
+	store := testkit.OpenPostgres(f, at, tenure.PostgresConfig{})
+	r.Replica = testkit.StartReplica(f, &f.jobs, store, name, *failoverTTL)
 	return r
 }
 
 // begin starts the replica that will hold the lease, and then the other.
 func (f *failover) begin() {
 	f.a = f.replica("a", f.try%2)
-	kit.Await(f, "a holds", f.a.IsHolder)
+	testkit.Await(f, "a holds", f.a.IsHolder)
 	way := (f.try + 1) % 3
 	if f.bHolds {
 		way %= 2
@@ -75,7 +75,7 @@ func (f *failover) begin() {
 	f.b = f.replica("b", way)
 }
 
-func (f *failover) holder() *kit.Replica { return kit.Holder(f.a.Replica, f.b.Replica) }
+func (f *failover) holder() *testkit.Replica { return testkit.Holder(f.a.Replica, f.b.Replica) }
 
 // awaitStandby waits until the standby has what the primary has.
 func (f *failover) awaitStandby() { require.NoError(f, f.standby.CatchUp(f.Context(), f.primary)) }
@@ -115,15 +115,15 @@ func TestOverAFailoverThatLosesCommitsTheHolderGoesOnAlone(t *testing.T) {
 		"renewals of a TTL":                      {func(f *failover) { f.begin() }, func(*failover) { time.Sleep(*failoverTTL * 5 / 4) }, 0},
 		"a handover": {func(f *failover) { f.begin() }, func(f *failover) {
 			require.NoError(f, f.a.Lease.RequestHandover(f.Context(), "b"))
-			kit.Await(f, "b holds", f.b.IsHolder)
+			testkit.Await(f, "b holds", f.b.IsHolder)
 		}, 0},
 	}
 	for kind, test := range kinds {
 		for try := range *failovers {
 			t.Run(fmt.Sprintf("%s/%d", kind, try), func(t *testing.T) {
 				t.Parallel()
-				f := &failover{T: t, try: try + len(kind), bHolds: kind == "a handover", primary: kit.StartPostgres(t)}
-				kit.Migrate(t, kit.OpenPostgres(t, f.primary.URL(), tenure.PostgresConfig{}))
+				f := &failover{T: t, try: try + len(kind), bHolds: kind == "a handover", primary: testkit.StartPostgres(t)}
+				testkit.Migrate(t, testkit.OpenPostgres(t, f.primary.URL(), tenure.PostgresConfig{}))
 				f.standby, _ = standbyOf(t, f.primary)
 				test.before(f)
 				f.awaitStandby()
@@ -134,7 +134,7 @@ func TestOverAFailoverThatLosesCommitsTheHolderGoesOnAlone(t *testing.T) {
 				f.failOver(test.late)
 				for end := time.Now().Add(*failoverTTL*3/2 + test.late); time.Now().Before(end); {
 					require.True(t, term.Valid() && holder.IsHolder(), "the holder goes on")
-					kit.Sleep(t.Context(), 20*time.Millisecond)
+					testkit.Sleep(t.Context(), 20*time.Millisecond)
 				}
 				require.EqualValues(t, 1, f.jobs.Most.Load(), "jobs at once")
 				require.Equal(t, term.ID(), f.jobs.Term.Load().ID())

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // What it wrote before is committed or rolled back alone, and what it wrote after may be unfenced.
@@ -23,17 +23,17 @@ func TestAFuncThatEndsItsTransactionBySQLIsNeverToldThatItsWritesAreFenced(t *te
 			return f.store.Fenced(t.Context(), f.term, func(tx pgx.Tx) error {
 				exec := func(ctx context.Context, query string) error { _, err := tx.Exec(ctx, query); return err }
 				return errors.Join(exec(t.Context(), `INSERT INTO ledger VALUES ('before')`),
-					kit.SendEnding(t.Context(), ending, exec), exec(t.Context(), `INSERT INTO ledger VALUES ('after')`))
+					testkit.SendEnding(t.Context(), ending, exec), exec(t.Context(), `INSERT INTO ledger VALUES ('after')`))
 			})
 		}
-		for _, ending := range kit.TxEndings {
+		for _, ending := range testkit.TxEndings {
 			require.ErrorIs(t, fenced(ending), tenure.ErrInvalid, ending)
 		}
-		kit.ExecPostgres(t, f.pool, `DELETE FROM ledger`)
-		for _, harmless := range kit.HarmlessSQL {
+		testkit.ExecPostgres(t, f.pool, `DELETE FROM ledger`)
+		for _, harmless := range testkit.HarmlessSQL {
 			require.NoError(t, fenced(harmless), harmless)
 		}
-		require.Equal(t, 2*len(kit.HarmlessSQL), f.written())
+		require.Equal(t, 2*len(testkit.HarmlessSQL), f.written())
 		require.ErrorIs(t, f.store.Fenced(t.Context(), f.term, func(tx pgx.Tx) error {
 			_, _ = tx.Exec(t.Context(), `SELECT 1/0`)
 			return nil
@@ -41,33 +41,33 @@ func TestAFuncThatEndsItsTransactionBySQLIsNeverToldThatItsWritesAreFenced(t *te
 		require.NoError(t, f.lease.Renew(t.Context(), f.term))
 	})
 	t.Run("FencedTx on Postgres", func(t *testing.T) {
-		url := kit.PostgresURL(t)
-		store, db := kit.OpenPostgres(t, url, tenure.PostgresConfig{}), kit.OpenSQL(t, "pgx", url)
-		kit.Migrate(t, store)
-		kit.ExecSQL(t, db, kit.CreateLedger)
-		kit.RunFenceEndings(t, store, db, `INSERT INTO ledger VALUES ($1)`)
+		url := testkit.PostgresURL(t)
+		store, db := testkit.OpenPostgres(t, url, tenure.PostgresConfig{}), testkit.OpenSQL(t, "pgx", url)
+		testkit.Migrate(t, store)
+		testkit.ExecSQL(t, db, testkit.CreateLedger)
+		testkit.RunFenceEndings(t, store, db, `INSERT INTO ledger VALUES ($1)`)
 	})
 	t.Run("on SQLite", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "tenure.db")
-		store, db := kit.OpenSQLite(t, path), kit.OpenSQL(t, "sqlite", "file:"+path)
-		kit.Migrate(t, store)
-		kit.ExecSQL(t, db, kit.CreateLedger)
-		kit.RunFenceEndings(t, store, db, `INSERT INTO ledger VALUES (?)`)
+		store, db := testkit.OpenSQLite(t, path), testkit.OpenSQL(t, "sqlite", "file:"+path)
+		testkit.Migrate(t, store)
+		testkit.ExecSQL(t, db, testkit.CreateLedger)
+		testkit.RunFenceEndings(t, store, db, `INSERT INTO ledger VALUES (?)`)
 
-		term := kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{}))
+		term := testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{}))
 		fenced := func(ending string) error {
 			return store.Fenced(t.Context(), term, func(tx *sql.Tx) error {
 				exec := func(ctx context.Context, query string) error { _, err := tx.ExecContext(ctx, query); return err }
 				return errors.Join(exec(t.Context(), `INSERT INTO ledger VALUES (1)`),
-					kit.SendEnding(t.Context(), ending, exec), exec(t.Context(), `INSERT INTO ledger VALUES (2)`))
+					testkit.SendEnding(t.Context(), ending, exec), exec(t.Context(), `INSERT INTO ledger VALUES (2)`))
 			})
 		}
-		for _, ending := range kit.TxEndings {
+		for _, ending := range testkit.TxEndings {
 			if !strings.Contains(ending, "CHAIN") {
 				require.Error(t, fenced(ending), ending)
 			}
 		}
-		for _, harmless := range kit.HarmlessSQL {
+		for _, harmless := range testkit.HarmlessSQL {
 			require.NoError(t, fenced(harmless), harmless)
 		}
 	})

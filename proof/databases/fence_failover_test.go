@@ -16,8 +16,8 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
 // fencer is a process with a term, a claim of a key, and claims of rows, under which it writes.
@@ -44,15 +44,15 @@ type statement struct {
 // fencedRows is how many rows a fencer claims.
 const fencedRows = 7
 
-func startFencer(t *testing.T, server *kit.PostgresServer, role, name, holder string, ttl time.Duration) *fencer {
+func startFencer(t *testing.T, server *testkit.PostgresServer, role, name, holder string, ttl time.Duration) *fencer {
 	f := &fencer{name: name}
-	f.proxy = kit.Must(rig.NewProxy(addressOf(t, server), nil))
+	f.proxy = testkit.Must(rig.NewProxy(addressOf(t, server), nil))
 	t.Cleanup(f.proxy.Close)
-	u := kit.Must(url.Parse(server.URL()))
+	u := testkit.Must(url.Parse(server.URL()))
 	u.Host, u.User = f.proxy.Addr(), url.User(role)
-	f.db = kit.OpenSQL(t, "pgx", u.String())
-	f.claimant = startClaimantOn(t, kit.OpenPostgres(t, u.String(), tenure.PostgresConfig{Logger: kit.Quiet}), ttl)
-	f.lease = kit.NewLease(t, f.store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: name}, Holder: holder, TTL: ttl})
+	f.db = testkit.OpenSQL(t, "pgx", u.String())
+	f.claimant = startClaimantOn(t, testkit.OpenPostgres(t, u.String(), tenure.PostgresConfig{Logger: testkit.Quiet}), ttl)
+	f.lease = testkit.NewLease(t, f.store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: name}, Holder: holder, TTL: ttl})
 	return f
 }
 
@@ -65,14 +65,14 @@ func (f *fencer) ids(first int) (ids []string) {
 
 // begin takes everything over from a holder that is gone, or finds it free.
 func (f *fencer) begin(t *testing.T, first int) {
-	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
-	kit.Await(t, "the term begins", func() (ok bool) {
+	testkit.Await(t, "the term begins", func() (ok bool) {
 		term, err := f.lease.AcquireOrSteal(ctx)
 		f.term, ok = term, err == nil
 		return ok
 	})
-	f.key = kit.Must(f.keys.Claim(ctx, f.name))[0]
+	f.key = testkit.Must(f.keys.Claim(ctx, f.name))[0]
 	f.rows = nil
 	for len(f.rows) < fencedRows {
 		more, err := f.worker.Claim(ctx, f.ids(first)...)
@@ -175,7 +175,7 @@ func (f *fencer) writeAll(t *testing.T) (done, moved []string) {
 	names, writes := f.writes(t)
 	for _, name := range names {
 		var err error
-		kit.Await(t, name+" is answered", func() bool { // a connection may be broken
+		testkit.Await(t, name+" is answered", func() bool { // a connection may be broken
 			err = writes[name](t.Context())
 			return err == nil || errors.Is(err, tenure.ErrLost) || errors.Is(err, tenure.ErrMoved)
 		})
@@ -194,21 +194,21 @@ func (f *fencer) writeAll(t *testing.T) (done, moved []string) {
 // -failovers 200 it does so after 200 failovers.
 func TestNoFencedWriteIsLateOverAFailoverThatLosesTheNextTerm(t *testing.T) {
 	const ttl = 1500 * time.Millisecond // of the holder that is cut off
-	primary := kit.StartPostgres(t, "wal_log_hints=on")
+	primary := testkit.StartPostgres(t, "wal_log_hints=on")
 	admin := queueTasks(t, primary.URL(), 0)
-	kit.ExecPostgres(t, admin, `CREATE TABLE effects (name text)`)
-	kit.ExecPostgres(t, admin, `CREATE ROLE worker LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO worker; REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC`)
+	testkit.ExecPostgres(t, admin, `CREATE TABLE effects (name text)`)
+	testkit.ExecPostgres(t, admin, `CREATE ROLE worker LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO worker; REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC`)
 	for _, setting := range []string{"wal_log_hints = on", "wal_keep_size = '512MB'"} { // for pg_rewind
-		kit.ExecPostgres(t, admin, `ALTER SYSTEM SET `+setting)
+		testkit.ExecPostgres(t, admin, `ALTER SYSTEM SET `+setting)
 	}
 	admin.Close()
 	standby, _ := standbyOf(t, primary)
 	written, late, refused := 0, 0, 0
 	for round := range *failovers {
 		t.Run(fmt.Sprint(round), func(t *testing.T) {
-			admin := kit.PostgresPool(t, primary.URL())
-			kit.ExecPostgres(t, admin, `INSERT INTO tasks SELECT generate_series($1::int, $1 + 99)`, 100*round)
-			kit.ExecPostgres(t, admin, `UPDATE objects SET updated_at_ms = 0 WHERE id = 'tenure.lineage'`) // the last failover was long ago
+			admin := testkit.PostgresPool(t, primary.URL())
+			testkit.ExecPostgres(t, admin, `INSERT INTO tasks SELECT generate_series($1::int, $1 + 99)`, 100*round)
+			testkit.ExecPostgres(t, admin, `UPDATE objects SET updated_at_ms = 0 WHERE id = 'tenure.lineage'`) // the last failover was long ago
 			formers, nexts := map[string]*fencer{}, map[string]*fencer{}
 			for i, role := range []string{"postgres", "worker"} {
 				name := fmt.Sprint(role, "-", round)
@@ -220,7 +220,7 @@ func TestNoFencedWriteIsLateOverAFailoverThatLosesTheNextTerm(t *testing.T) {
 			f.lag()
 			for i, role := range []string{"postgres", "worker"} {
 				formers[role].proxy.Set(rig.Weather{Refuse: true})
-				nexts[role] = startFencer(t, primary, role, formers[role].name, "next", 2*kit.Patience)
+				nexts[role] = startFencer(t, primary, role, formers[role].name, "next", 2*testkit.Patience)
 				nexts[role].begin(t, 100*round+20*i+10)
 				require.Greater(t, nexts[role].term.Token(), formers[role].term.Token())
 				require.Greater(t, nexts[role].key.Token, formers[role].key.Token)
@@ -247,8 +247,8 @@ func TestNoFencedWriteIsLateOverAFailoverThatLosesTheNextTerm(t *testing.T) {
 					break // its rows may be finished
 				}
 				next.proxy.Set(rig.Weather{})
-				kit.Await(t, "renewed", func() bool { return next.lease.Renew(t.Context(), next.term) == nil })
-				kit.Await(t, "its claims are written again", func() bool {
+				testkit.Await(t, "renewed", func() bool { return next.lease.Renew(t.Context(), next.term) == nil })
+				testkit.Await(t, "its claims are written again", func() bool {
 					owned, err := next.queue.OwnedBy(t.Context(), next.session.ID())
 					return err == nil && len(owned) == fencedRows
 				})
@@ -256,10 +256,10 @@ func TestNoFencedWriteIsLateOverAFailoverThatLosesTheNextTerm(t *testing.T) {
 				for _, name := range names {
 					var err error
 					if name == "FenceStatement made before, term" { // it names the former server
-						kit.Await(t, name, func() bool { err = writes[name](t.Context()); return errors.Is(err, tenure.ErrMoved) })
+						testkit.Await(t, name, func() bool { err = writes[name](t.Context()); return errors.Is(err, tenure.ErrMoved) })
 						continue
 					}
-					kit.Await(t, name, func() bool { err = writes[name](t.Context()); return err == nil || errors.Is(err, tenure.ErrLost) })
+					testkit.Await(t, name, func() bool { err = writes[name](t.Context()); return err == nil || errors.Is(err, tenure.ErrLost) })
 					require.NoError(t, err, name)
 					written++
 				}

@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // On SQLite, where one transaction writes at a time. What comes between has to wait, so it
@@ -47,13 +46,13 @@ func unlockedSQLite(store *tenure.SQLiteStore, db *sql.DB, term *tenure.Term, fn
 // reach the lock that the takeover has.
 func takeoverUnderWayOnSQLite(t *testing.T, fenced fencedSQLite, params string, comes time.Duration) (seen, final int, err error) {
 	ctx, path := t.Context(), t.TempDir()+"/t.db"
-	kit.Migrate(t, kit.OpenSQLite(t, path))
+	testkit.Migrate(t, testkit.OpenSQLite(t, path))
 	dsn := "file:" + path + "?_pragma=journal_mode(wal)&_pragma=busy_timeout"
-	db := kit.OpenSQL(t, "sqlite", dsn+"(5000)"+params)
-	store := kit.Must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true}))
-	impatient := kit.OpenSQL(t, "sqlite", dsn+"(20)&_txlock=immediate")
-	kit.ExecSQL(t, db, `CREATE TABLE ledger (note text)`)
-	term := kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{}))
+	db := testkit.OpenSQL(t, "sqlite", dsn+"(5000)"+params)
+	store := testkit.Must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true}))
+	impatient := testkit.OpenSQL(t, "sqlite", dsn+"(20)&_txlock=immediate")
+	testkit.ExecSQL(t, db, `CREATE TABLE ledger (note text)`)
+	term := testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{}))
 	insert := func(tx *sql.Tx) error { _, err := tx.ExecContext(ctx, `INSERT INTO ledger VALUES ('x')`); return err }
 
 	// A takeover that comes between the check and the commit has to wait.
@@ -105,15 +104,15 @@ func TestTheTestOfTheFenceOnSQLiteCatchesAnUnlockedCheck(t *testing.T) {
 
 // What a refused write says contains names, which must not be taken for what SQLite says.
 func TestAFenceOnSQLiteIsLostToAHolderOfAnyName(t *testing.T) {
-	store := kit.OpenSQLite(t, ":memory:")
-	kit.Migrate(t, store)
-	term := kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{}))
+	store := testkit.OpenSQLite(t, ":memory:")
+	testkit.Migrate(t, store)
+	term := testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{}))
 	fenced, err := tenure.Fence(store, term)
 	require.NoError(t, err)
-	require.NoError(t, store.DeleteIf(t.Context(), term.Key(), tenure.IfVersion(kit.Get(t, store, term.Key()).Version)))
+	require.NoError(t, store.DeleteIf(t.Context(), term.Key(), tenure.IfVersion(testkit.Get(t, store, term.Key()).Version)))
 	for _, name := range []string{"no such table", "no such column", "UNIQUE constraint failed", "readonly database"} {
-		other := kit.NewLease(t, store, tenure.LeaseConfig{Holder: name})
-		took := kit.MustAcquire(t, other)
+		other := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: name})
+		took := testkit.MustAcquire(t, other)
 		_, err = fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.IfAbsent())
 		require.ErrorIs(t, err, tenure.ErrLost)
 		require.NotErrorIs(t, err, tenure.ErrSetup)
@@ -127,13 +126,13 @@ func TestAFenceOnSQLiteIsLostToAHolderOfAnyName(t *testing.T) {
 func TestAStreamOfFencedWritesStarvesNoRenewalOnSQLite(t *testing.T) {
 	testkit.Slow(t)
 	const rounds, writes = 10, 20
-	store := kit.OpenSQLite(t, t.TempDir()+"/t.db")
-	kit.Migrate(t, store)
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Minute})
-	term := kit.MustAcquire(t, lease)
+	store := testkit.OpenSQLite(t, t.TempDir()+"/t.db")
+	testkit.Migrate(t, store)
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Minute})
+	term := testkit.MustAcquire(t, lease)
 	awaitWriters := func(n int) {
 		t.Helper()
-		kit.Await(t, fmt.Sprintf("%d calls write, or wait to write", n), func() bool { return stacksOf("sqliteobjects.(*Table).transact(") == n })
+		testkit.Await(t, fmt.Sprintf("%d calls write, or wait to write", n), func() bool { return stacksOf("sqliteobjects.(*Table).transact(") == n })
 	}
 	var all sync.WaitGroup
 	fenced := func(fn func(tx *sql.Tx) error) {
@@ -145,7 +144,7 @@ func TestAStreamOfFencedWritesStarvesNoRenewalOnSQLite(t *testing.T) {
 	}
 	var overtook atomic.Int32
 	for range rounds {
-		before := kit.Get(t, store, kit.LeaseKey)
+		before := testkit.Get(t, store, testkit.LeaseKey)
 		entered, leave := make(chan struct{}), make(chan struct{})
 		fenced(func(*sql.Tx) error { close(entered); <-leave; return nil })
 		<-entered
@@ -175,10 +174,10 @@ func TestAStreamOfFencedWritesStarvesNoRenewalOnSQLite(t *testing.T) {
 }
 
 func TestFencedTransactionsOnTheStoresOwnSQLiteHandleWaitForEachOther(t *testing.T) {
-	store := kit.OpenSQLite(t, t.TempDir()+"/t.db")
-	kit.Migrate(t, store)
-	kit.ExecSQL(t, store.DB(), `CREATE TABLE counter (n INTEGER); INSERT INTO counter VALUES (0)`)
-	term := kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{}))
+	store := testkit.OpenSQLite(t, t.TempDir()+"/t.db")
+	testkit.Migrate(t, store)
+	testkit.ExecSQL(t, store.DB(), `CREATE TABLE counter (n INTEGER); INSERT INTO counter VALUES (0)`)
+	term := testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{}))
 	var all sync.WaitGroup
 	for range 16 {
 		all.Go(func() {

@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -20,31 +19,31 @@ func TestNoTransactionWithAFenceStatementCommitsAfterTheNextTermBegan(t *testing
 	t.Parallel()
 	const races = 334 // at each of three isolation levels
 	t.Run("Postgres, pgx's stdlib", func(t *testing.T) {
-		url := kit.PostgresURL(t)
-		store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-		kit.Migrate(t, store)
-		db := kit.OpenSQL(t, "pgx", url)
-		kit.ExecSQL(t, db, kit.CreateLedger)
+		url := testkit.PostgresURL(t)
+		store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
+		testkit.Migrate(t, store)
+		db := testkit.OpenSQL(t, "pgx", url)
+		testkit.ExecSQL(t, db, testkit.CreateLedger)
 		for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
-			kit.RunFenceRaces(t, store, db, level, `INSERT INTO ledger VALUES ($1)`, races)
+			testkit.RunFenceRaces(t, store, db, level, `INSERT INTO ledger VALUES ($1)`, races)
 		}
 	})
 	t.Run("SQLite", func(t *testing.T) {
 		path := t.TempDir() + "/t.db"
-		store := kit.OpenSQLite(t, path)
-		kit.Migrate(t, store)
-		db := kit.OpenSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(10000)") // its transactions begin without the write lock
-		kit.ExecSQL(t, db, kit.CreateLedger)
-		kit.RunFenceRaces(t, store, db, sql.LevelDefault, `INSERT INTO ledger VALUES (?)`, races)
+		store := testkit.OpenSQLite(t, path)
+		testkit.Migrate(t, store)
+		db := testkit.OpenSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(10000)") // its transactions begin without the write lock
+		testkit.ExecSQL(t, db, testkit.CreateLedger)
+		testkit.RunFenceRaces(t, store, db, sql.LevelDefault, `INSERT INTO ledger VALUES (?)`, races)
 	})
 }
 
 func TestNoFenceStatementIsMadeForATermThatIsOver(t *testing.T) {
-	postgres := kit.Must(tenure.NewPostgresStore(kit.PostgresPool(t, "postgres://nobody@127.0.0.1:1/none"), tenure.PostgresConfig{Logger: kit.Quiet}))
+	postgres := testkit.Must(tenure.NewPostgresStore(testkit.PostgresPool(t, "postgres://nobody@127.0.0.1:1/none"), tenure.PostgresConfig{Logger: testkit.Quiet}))
 	defer postgres.Close()
-	sqlite := kit.Must(tenure.NewSQLiteStore(kit.OpenSQL(t, "sqlite", t.TempDir()), tenure.SQLiteConfig{})) // a directory, and no server: neither is asked
-	lease := kit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{})
-	over := kit.MustAcquire(t, lease)
+	sqlite := testkit.Must(tenure.NewSQLiteStore(testkit.OpenSQL(t, "sqlite", t.TempDir()), tenure.SQLiteConfig{})) // a directory, and no server: neither is asked
+	lease := testkit.NewLease(t, storetest.NewMem(), tenure.LeaseConfig{})
+	over := testkit.MustAcquire(t, lease)
 	require.NoError(t, lease.Release(t.Context(), over))
 	for _, store := range []tenure.SQLStore{postgres, sqlite} {
 		_, _, err := store.FenceStatement(nil)
@@ -58,22 +57,22 @@ func TestNoFenceStatementIsMadeForATermThatIsOver(t *testing.T) {
 func TestAFencedTxWritesAllOrNothing(t *testing.T) {
 	stores := map[string]func(t *testing.T) (tenure.Database, *sql.DB){
 		"postgres": func(t *testing.T) (tenure.Database, *sql.DB) {
-			url := kit.PostgresURL(t)
-			return kit.OpenPostgres(t, url, tenure.PostgresConfig{}), kit.OpenSQL(t, "pgx", url)
+			url := testkit.PostgresURL(t)
+			return testkit.OpenPostgres(t, url, tenure.PostgresConfig{}), testkit.OpenSQL(t, "pgx", url)
 		},
 		"sqlite": func(t *testing.T) (tenure.Database, *sql.DB) {
 			path := filepath.Join(t.TempDir(), "tenure.db")
-			return kit.OpenSQLite(t, path), kit.OpenSQL(t, "sqlite", "file:"+path)
+			return testkit.OpenSQLite(t, path), testkit.OpenSQL(t, "sqlite", "file:"+path)
 		},
 	}
 	for name, open := range stores {
 		t.Run(name, func(t *testing.T) {
 			ctx := t.Context()
 			store, db := open(t)
-			kit.Migrate(t, store)
-			kit.ExecSQL(t, db, `CREATE TABLE ledger (line bigint)`)
-			lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-			term := kit.MustAcquire(t, lease)
+			testkit.Migrate(t, store)
+			testkit.ExecSQL(t, db, `CREATE TABLE ledger (line bigint)`)
+			lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+			term := testkit.MustAcquire(t, lease)
 			insert := func(tx *sql.Tx) error {
 				_, err := tx.ExecContext(ctx, `INSERT INTO ledger VALUES (1)`)
 				return err
@@ -99,8 +98,8 @@ func TestAFencedTxWritesAllOrNothing(t *testing.T) {
 			require.True(t, term.Valid())
 
 			elsewhere, otherDB := open(t)
-			kit.Migrate(t, elsewhere)
-			kit.ExecSQL(t, otherDB, `CREATE TABLE ledger (line bigint)`)
+			testkit.Migrate(t, elsewhere)
+			testkit.ExecSQL(t, otherDB, `CREATE TABLE ledger (line bigint)`)
 			err = tenure.FencedTx(ctx, store, term, otherDB, nil, insert)
 			require.ErrorIs(t, err, tenure.ErrInvalid)
 			require.ErrorContains(t, err, "db is not the database that has it")
@@ -127,18 +126,18 @@ func TestAPutStatementWritesOnlyWhatHasTheVersion(t *testing.T) {
 	}
 	for name, open := range map[string]func(t *testing.T) (putter, *sql.DB){
 		"postgres": func(t *testing.T) (putter, *sql.DB) {
-			url := kit.PostgresURL(t)
-			return kit.OpenPostgres(t, url, tenure.PostgresConfig{}), kit.OpenSQL(t, "pgx", url)
+			url := testkit.PostgresURL(t)
+			return testkit.OpenPostgres(t, url, tenure.PostgresConfig{}), testkit.OpenSQL(t, "pgx", url)
 		},
 		"sqlite": func(t *testing.T) (putter, *sql.DB) {
 			path := filepath.Join(t.TempDir(), "tenure.db")
-			return kit.OpenSQLite(t, path), kit.OpenSQL(t, "sqlite", "file:"+path)
+			return testkit.OpenSQLite(t, path), testkit.OpenSQL(t, "sqlite", "file:"+path)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store, db := open(t)
-			kit.Migrate(t, store)
-			kit.ExecSQL(t, db, `CREATE TABLE work (id bigint)`)
+			testkit.Migrate(t, store)
+			testkit.ExecSQL(t, db, `CREATE TABLE work (id bigint)`)
 			key := tenure.Key{Type: "slot", ID: "a"}
 			obj := tenure.Object{Key: key, Name: "n", Labels: map[string]string{"l": "v"}, Payload: []byte("new")}
 			write := func(version int64) error {
@@ -155,19 +154,19 @@ func TestAPutStatementWritesOnlyWhatHasTheVersion(t *testing.T) {
 				return tx.Commit()
 			}
 			require.Error(t, write(1), "the table is empty")
-			old := kit.Put(t, store, tenure.Object{Key: key, Payload: []byte("old")})
+			old := testkit.Put(t, store, tenure.Object{Key: key, Payload: []byte("old")})
 			require.Error(t, write(old.Version-1))
 			require.NoError(t, write(old.Version))
 			require.Error(t, write(old.Version), "a second time")
 
-			now := kit.Get(t, store, key)
+			now := testkit.Get(t, store, key)
 			require.Equal(t, obj.Payload, now.Payload)
 			require.Equal(t, obj.Labels, now.Labels)
 			require.Equal(t, obj.Name, now.Name)
 			require.Greater(t, now.Version, old.Version)
 			require.Equal(t, old.CreatedAt, now.CreatedAt)
 			require.NoError(t, store.DeleteIf(t.Context(), key, tenure.IfVersion(now.Version)))
-			kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "slot", ID: "b"}})
+			testkit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "slot", ID: "b"}})
 			require.Error(t, write(now.Version), "the object is gone")
 			var rows int
 			require.NoError(t, db.QueryRow(`SELECT count(*) FROM work`).Scan(&rows))
@@ -175,7 +174,7 @@ func TestAPutStatementWritesOnlyWhatHasTheVersion(t *testing.T) {
 
 			_, _, err := store.PutStatement(tenure.Object{}, 0)
 			require.ErrorIs(t, err, tenure.ErrInvalid)
-			fenced, err := tenure.Fence(store, kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{})))
+			fenced, err := tenure.Fence(store, testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{})))
 			require.NoError(t, err)
 			_, _, err = fenced.(putter).PutStatement(obj, 1)
 			require.ErrorIs(t, err, errors.ErrUnsupported)

@@ -19,7 +19,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 const pausedTTL = 2 * time.Second
@@ -33,11 +32,11 @@ func TestAHolderThatIsStoppedWithinFnDelaysNoTakeover(t *testing.T) {
 		stoppedHolder(t, url)
 		return
 	}
-	url := kit.PostgresURL(t)
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-	kit.Migrate(t, store)
-	pool := kit.PostgresPool(t, url)
-	kit.ExecPostgres(t, pool, `CREATE TABLE ledger (note text)`)
+	url := testkit.PostgresURL(t)
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	testkit.Migrate(t, store)
+	pool := testkit.PostgresPool(t, url)
+	testkit.ExecPostgres(t, pool, `CREATE TABLE ledger (note text)`)
 
 	child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 	child.Env = append(os.Environ(), urlVar+"="+url)
@@ -66,7 +65,7 @@ func TestAHolderThatIsStoppedWithinFnDelaysNoTakeover(t *testing.T) {
 	// The stopped transaction stays open, until the server ends it after a minute.
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	standby := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "standby", TTL: pausedTTL})
+	standby := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "standby", TTL: pausedTTL})
 	var term *tenure.Term
 	for term == nil {
 		term, err = standby.AcquireOrSteal(ctx)
@@ -89,8 +88,8 @@ func TestAHolderThatIsStoppedWithinFnDelaysNoTakeover(t *testing.T) {
 
 func stoppedHolder(t *testing.T, url string) {
 	ctx := context.Background()
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-	term := kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Holder: "stopped", TTL: pausedTTL}))
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	term := testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "stopped", TTL: pausedTTL}))
 	err := store.Fenced(ctx, term, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `INSERT INTO ledger VALUES ('stale')`); err != nil {
 			return err

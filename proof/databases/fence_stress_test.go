@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // Contenders stall beyond their TTL, with fenced transactions that are open all the while,
@@ -26,13 +26,13 @@ func TestNoFencedWriteOfATermFollowsTheNextTermUnderStress(t *testing.T) {
 		t.Skip("takes 20 seconds")
 	}
 	const contenders, ttl = 4, 150 * time.Millisecond
-	url := kit.PostgresURL(t)
-	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
-	pool := kit.PostgresPool(t, url+"&pool_max_conns=8")
-	kit.ExecPostgres(t, pool, `CREATE TABLE ledger (token bigint)`)
+	url := testkit.PostgresURL(t)
+	testkit.Migrate(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	pool := testkit.PostgresPool(t, url+"&pool_max_conns=8")
+	testkit.ExecPostgres(t, pool, `CREATE TABLE ledger (token bigint)`)
 	var stores []*tenure.PostgresStore
 	for range contenders {
-		stores = append(stores, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+		stores = append(stores, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	}
 
 	var mu sync.Mutex // guards what follows
@@ -49,7 +49,7 @@ func TestNoFencedWriteOfATermFollowsTheNextTermUnderStress(t *testing.T) {
 		for ctx.Err() == nil {
 			term, err := lease.AcquireOrSteal(ctx)
 			if err != nil {
-				kit.Sleep(ctx, 5*time.Millisecond)
+				testkit.Sleep(ctx, 5*time.Millisecond)
 				continue
 			}
 			// What earlier terms have written, now that they are over: this never changes.
@@ -88,7 +88,7 @@ func TestNoFencedWriteOfATermFollowsTheNextTermUnderStress(t *testing.T) {
 				if rand.N(60) == 0 {
 					stall = 2 * ttl
 				}
-				kit.Sleep(ctx, stall)
+				testkit.Sleep(ctx, stall)
 				sent := time.Now()
 				if err := lease.Renew(ctx, term); err != nil {
 					break
@@ -104,10 +104,10 @@ func TestNoFencedWriteOfATermFollowsTheNextTermUnderStress(t *testing.T) {
 			}
 		}
 	}
-	kit.UntilEnough(t, 20*time.Second, func(ctx context.Context, slower time.Duration) {
+	testkit.UntilEnough(t, 20*time.Second, func(ctx context.Context, slower time.Duration) {
 		var all sync.WaitGroup
 		for i, store := range stores {
-			lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint("r", i), TTL: slower * ttl})
+			lease := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: fmt.Sprint("r", i), TTL: slower * ttl})
 			all.Go(func() { work(ctx, store, lease, slower*ttl) })
 		}
 		all.Wait()
@@ -117,7 +117,7 @@ func TestNoFencedWriteOfATermFollowsTheNextTermUnderStress(t *testing.T) {
 	}
 	t.Logf("%d terms, %d fenced commits, %d refused, %d overtaken by renewals", terms, commits, refused, overtaken)
 	if len(latencies) > 0 {
-		t.Logf("%d renewals: p50 %v, p99 %v", len(latencies), kit.Percentile(latencies, 50), kit.Percentile(latencies, 99))
+		t.Logf("%d renewals: p50 %v, p99 %v", len(latencies), testkit.Percentile(latencies, 50), testkit.Percentile(latencies, 99))
 	}
 }
 

@@ -15,7 +15,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -23,8 +22,8 @@ import (
 
 func TestAStoreThatIsNoFencerCannotBeFenced(t *testing.T) {
 	mem := storetest.NewMem()
-	term := kit.MustAcquire(t, kit.NewLease(t, mem, tenure.LeaseConfig{}))
-	_, err := tenure.Fence(kit.Bare(mem), term)
+	term := testkit.MustAcquire(t, testkit.NewLease(t, mem, tenure.LeaseConfig{}))
+	_, err := tenure.Fence(testkit.Bare(mem), term)
 	require.ErrorIs(t, err, errors.ErrUnsupported)
 	_, err = tenure.Fence(mem, nil)
 	require.ErrorIs(t, err, tenure.ErrInvalid)
@@ -33,19 +32,19 @@ func TestAStoreThatIsNoFencerCannotBeFenced(t *testing.T) {
 }
 
 func TestASingleReplicasWritesPassTheFence(t *testing.T) {
-	store, err := tenure.OpenSQLite(t.Context(), ":memory:", tenure.SQLiteConfig{Logger: kit.Quiet})
+	store, err := tenure.OpenSQLite(t.Context(), ":memory:", tenure.SQLiteConfig{Logger: testkit.Quiet})
 	require.NoError(t, err)
 	t.Cleanup(func() { store.Close() })
-	kit.Migrate(t, store)
+	testkit.Migrate(t, store)
 	terms := make(chan *tenure.Term, 1)
-	kit.StartCoordinator(t, kit.NewJobLog(t), store, "a", tenure.CoordinatorConfig{Reconcile: func(ctx context.Context) error {
+	testkit.StartCoordinator(t, testkit.NewJobLog(t), store, "a", tenure.CoordinatorConfig{Reconcile: func(ctx context.Context) error {
 		terms <- tenure.TermFromContext(ctx)
-		return kit.UntilDone(ctx)
+		return testkit.UntilDone(ctx)
 	}})
 	term := <-terms
 	fenced, err := tenure.Fence(store, term)
 	require.NoError(t, err)
-	kit.Put(t, fenced, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
+	testkit.Put(t, fenced, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
 	require.NoError(t, store.Fenced(t.Context(), term, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(t.Context(), `CREATE TABLE ledger (note text)`)
 		return err
@@ -56,8 +55,8 @@ func TestAFencedTransactionCommitsOnlyWhileItsTermStands(t *testing.T) {
 	type fenced = func(term *tenure.Term, fn func(exec func(string) error) error) error
 	test := func(t *testing.T, store tenure.Store, fenced fenced, rows func() int) {
 		insert := func(exec func(string) error) error { return exec(`INSERT INTO ledger VALUES ('x')`) }
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-		term := kit.MustAcquire(t, lease)
+		lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+		term := testkit.MustAcquire(t, lease)
 		require.NoError(t, fenced(term, insert))
 		require.NoError(t, lease.Renew(t.Context(), term))
 		require.NoError(t, fenced(term, insert))
@@ -76,9 +75,9 @@ func TestAFencedTransactionCommitsOnlyWhileItsTermStands(t *testing.T) {
 		require.ErrorIs(t, fenced(term, insert), tenure.ErrLost)
 		require.ErrorIs(t, fenced(nil, insert), tenure.ErrInvalid)
 		// The process does not know that the term is over: the record decides.
-		term = kit.MustAcquire(t, lease)
-		kit.RemoveRecord(t, store)
-		kit.WantLost(t, fenced(term, insert), term, "")
+		term = testkit.MustAcquire(t, lease)
+		testkit.RemoveRecord(t, store)
+		testkit.WantLost(t, fenced(term, insert), term, "")
 		require.Equal(t, 3, rows())
 	}
 	t.Run("postgres", func(t *testing.T) {
@@ -92,10 +91,10 @@ func TestAFencedTransactionCommitsOnlyWhileItsTermStands(t *testing.T) {
 	})
 	t.Run("sqlite", func(t *testing.T) {
 		path := t.TempDir() + "/t.db"
-		store := kit.OpenSQLite(t, path)
-		kit.Migrate(t, store)
-		db := kit.OpenSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
-		kit.ExecSQL(t, db, `CREATE TABLE ledger (note text)`)
+		store := testkit.OpenSQLite(t, path)
+		testkit.Migrate(t, store)
+		db := testkit.OpenSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
+		testkit.ExecSQL(t, db, `CREATE TABLE ledger (note text)`)
 		test(t, store, func(term *tenure.Term, fn func(func(string) error) error) error {
 			return store.Fenced(t.Context(), term, func(tx *sql.Tx) error {
 				return fn(func(query string) error { _, err := tx.ExecContext(t.Context(), query); return err })
@@ -131,17 +130,17 @@ type fencedPostgres struct {
 
 func newFencedPostgres(t *testing.T) *fencedPostgres {
 	t.Helper()
-	url := kit.PostgresURL(t)
+	url := testkit.PostgresURL(t)
 	f := &fencedPostgres{t: t, takeover: takeoverSQL, result: make(chan error, 1)}
-	f.store, f.pool = kit.OpenPostgres(t, url, tenure.PostgresConfig{}), kit.PostgresPool(t, url)
-	kit.Migrate(t, f.store)
-	kit.ExecPostgres(t, f.pool, `CREATE TABLE ledger (note text)`)
-	kit.ExecPostgres(t, f.pool, `CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS $$
+	f.store, f.pool = testkit.OpenPostgres(t, url, tenure.PostgresConfig{}), testkit.PostgresPool(t, url)
+	testkit.Migrate(t, f.store)
+	testkit.ExecPostgres(t, f.pool, `CREATE TABLE ledger (note text)`)
+	testkit.ExecPostgres(t, f.pool, `CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS $$
 		BEGIN PERFORM pg_advisory_xact_lock_shared(7); RETURN NULL; END $$`)
-	kit.ExecPostgres(t, f.pool, `CREATE CONSTRAINT TRIGGER gate AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED
+	testkit.ExecPostgres(t, f.pool, `CREATE CONSTRAINT TRIGGER gate AFTER INSERT ON ledger DEFERRABLE INITIALLY DEFERRED
 		FOR EACH ROW EXECUTE FUNCTION wait_at_gate()`)
-	f.lease = kit.NewLease(t, f.store, tenure.LeaseConfig{Holder: "old"})
-	f.term = kit.MustAcquire(t, f.lease)
+	f.lease = testkit.NewLease(t, f.store, tenure.LeaseConfig{Holder: "old"})
+	f.term = testkit.MustAcquire(t, f.lease)
 	return f
 }
 
@@ -151,7 +150,7 @@ func (f *fencedPostgres) shutGate() {
 	require.NoError(f.t, err)
 	f.gate = gate
 	f.t.Cleanup(func() { gate.Rollback(context.Background()) })
-	kit.ExecPostgres(f.t, gate, `SELECT pg_advisory_xact_lock(7)`)
+	testkit.ExecPostgres(f.t, gate, `SELECT pg_advisory_xact_lock(7)`)
 }
 
 func (f *fencedPostgres) openGate() {
@@ -221,9 +220,9 @@ var fenceOrders = map[string]func(f *fencedPostgres) (seen, final int, err error
 		takeover, err := f.pool.Begin(context.Background())
 		require.NoError(f.t, err)
 		defer takeover.Rollback(context.Background())
-		kit.ExecPostgres(f.t, takeover, f.takeover)
+		testkit.ExecPostgres(f.t, takeover, f.takeover)
 		f.write(func() {})
-		kit.AwaitLockWait(f.t, f.pool) // of the check for the takeover, or of the commit at the gate
+		testkit.AwaitLockWait(f.t, f.pool) // of the check for the takeover, or of the commit at the gate
 		require.NoError(f.t, takeover.Commit(context.Background()))
 		seen = f.written()
 		f.openGate()
@@ -233,11 +232,11 @@ var fenceOrders = map[string]func(f *fencedPostgres) (seen, final int, err error
 	"the takeover comes between the check and the commit": func(f *fencedPostgres) (seen, final int, err error) {
 		f.shutGate()
 		f.write(func() {})
-		kit.AwaitLockWait(f.t, f.pool) // at the gate
+		testkit.AwaitLockWait(f.t, f.pool) // at the gate
 		took := make(chan int, 1)
 		go func() { f.takeOver(context.Background()); took <- f.written() }()
-		kit.Await(f.t, "the takeover is complete, or waits as well", func() bool {
-			return len(took) > 0 || kit.LockWaits(f.t, f.pool) == 2
+		testkit.Await(f.t, "the takeover is complete, or waits as well", func() bool {
+			return len(took) > 0 || testkit.LockWaits(f.t, f.pool) == 2
 		})
 		f.openGate()
 		seen = <-took
@@ -265,7 +264,7 @@ func TestNoWriteOfAFencedTransactionFollowsATakeover(t *testing.T) {
 				f := newFencedPostgres(t)
 				f.isolation, f.takeover = how.isolation, how.takeover
 				if how.bouncer {
-					f.store = kit.OpenPostgres(t, kit.StartBouncer(t, f.pool.Config().ConnString())+"&default_query_exec_mode=exec", tenure.PostgresConfig{})
+					f.store = testkit.OpenPostgres(t, testkit.StartBouncer(t, f.pool.Config().ConnString())+"&default_query_exec_mode=exec", tenure.PostgresConfig{})
 				}
 				seen, final, err := run(f)
 				require.Equal(t, seen, final, "%+v: a stale write landed", how)
@@ -326,7 +325,7 @@ func TestAFencedTransactionHoldsUpNeitherRenewalsNorATakeover(t *testing.T) {
 		}
 		f.takeOver(ctx)
 	})
-	kit.WantLost(t, <-f.result, f.term, "thief")
+	testkit.WantLost(t, <-f.result, f.term, "thief")
 }
 
 func TestFnCannotEndAFencedTransactionItself(t *testing.T) {
@@ -353,13 +352,13 @@ func TestFnCannotEndAFencedTransactionItself(t *testing.T) {
 }
 
 func TestAFenceIsOneRoundTrip(t *testing.T) {
-	url := kit.PostgresURL(t)
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-	kit.Migrate(t, store)
-	term := kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{}))
+	url := testkit.PostgresURL(t)
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	testkit.Migrate(t, store)
+	term := testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{}))
 
 	proxied, trips := countRoundTrips(t, url)
-	fenced, err := tenure.Fence(kit.OpenPostgres(t, proxied+"&pool_max_conns=1", tenure.PostgresConfig{}), term)
+	fenced, err := tenure.Fence(testkit.OpenPostgres(t, proxied+"&pool_max_conns=1", tenure.PostgresConfig{}), term)
 	require.NoError(t, err)
 	obj := tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}
 	createReplaceAndDelete := func() {
@@ -379,7 +378,7 @@ func TestAFencedTransactionThatIdlesTooLongIsEndedByTheServer(t *testing.T) {
 	testkit.Slow(t)
 	for session, want := range map[string]string{"0": "1min", "90s": "1min", "5s": "5s"} {
 		f, ctx := newFencedPostgres(t), t.Context()
-		f.store = kit.OpenPostgres(t, f.pool.Config().ConnString()+"&idle_in_transaction_session_timeout="+session, tenure.PostgresConfig{})
+		f.store = testkit.OpenPostgres(t, f.pool.Config().ConnString()+"&idle_in_transaction_session_timeout="+session, tenure.PostgresConfig{})
 		require.NoError(t, f.fenced(ctx, func(tx pgx.Tx) error {
 			var got string
 			err := tx.QueryRow(ctx, `SHOW idle_in_transaction_session_timeout`).Scan(&got)
@@ -392,7 +391,7 @@ func TestAFencedTransactionThatIdlesTooLongIsEndedByTheServer(t *testing.T) {
 				if _, err := tx.Exec(ctx, `LOCK TABLE ledger; SET LOCAL idle_in_transaction_session_timeout = 20`); err != nil {
 					return err
 				}
-				kit.ExecPostgres(t, f.pool, `INSERT INTO ledger VALUES ('x')`) // which waits for the lock
+				testkit.ExecPostgres(t, f.pool, `INSERT INTO ledger VALUES ('x')`) // which waits for the lock
 				meanwhile()
 				return nil
 			})
@@ -408,7 +407,7 @@ func TestManyFencedTransactionsThatLoseAtOnceAreAllToldSo(t *testing.T) {
 	testkit.Slow(t)
 	for _, conns := range []string{"1", "4"} {
 		f := newFencedPostgres(t)
-		f.store = kit.OpenPostgres(t, f.pool.Config().ConnString()+"&pool_max_conns="+conns, tenure.PostgresConfig{})
+		f.store = testkit.OpenPostgres(t, f.pool.Config().ConnString()+"&pool_max_conns="+conns, tenure.PostgresConfig{})
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		takeOver := sync.OnceFunc(func() { f.takeOver(ctx) })
@@ -417,7 +416,7 @@ func TestManyFencedTransactionsThatLoseAtOnceAreAllToldSo(t *testing.T) {
 			go func() { told <- f.fenced(ctx, func(pgx.Tx) error { takeOver(); return nil }) }()
 		}
 		for range cap(told) {
-			kit.WantLost(t, <-told, f.term, "thief")
+			testkit.WantLost(t, <-told, f.term, "thief")
 		}
 	}
 }

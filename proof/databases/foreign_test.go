@@ -17,7 +17,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -35,21 +34,21 @@ func foreignStores(t *testing.T, test func(t *testing.T, store tenure.Store, db 
 
 func foreignPostgres(t *testing.T) (tenure.Store, *sql.DB) {
 	t.Helper()
-	url := kit.PostgresURL(t)
-	db := kit.OpenSQL(t, "pgx", url)
-	kit.ExecSQL(t, db, fmt.Sprintf(kit.ForeignTable, "BYTEA", "JSONB"))
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-	kit.Migrate(t, store)
+	url := testkit.PostgresURL(t)
+	db := testkit.OpenSQL(t, "pgx", url)
+	testkit.ExecSQL(t, db, fmt.Sprintf(testkit.ForeignTable, "BYTEA", "JSONB"))
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	testkit.Migrate(t, store)
 	return store, db
 }
 
 func foreignSQLite(t *testing.T) (tenure.Store, *sql.DB) {
 	t.Helper()
 	path := t.TempDir() + "/foreign.db"
-	store := kit.OpenSQLite(t, path)
-	db := kit.OpenSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
-	kit.ExecSQL(t, db, fmt.Sprintf(kit.ForeignTable, "BLOB", "TEXT"))
-	kit.Migrate(t, store)
+	store := testkit.OpenSQLite(t, path)
+	db := testkit.OpenSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
+	testkit.ExecSQL(t, db, fmt.Sprintf(testkit.ForeignTable, "BLOB", "TEXT"))
+	testkit.Migrate(t, store)
 	return store, db
 }
 
@@ -66,34 +65,34 @@ func (p *peer) acquire() bool {
 	p.t.Helper()
 	now := time.Now().UnixMilli()
 	payload := []byte(fmt.Sprintf(`{"holder":"peer","acquired_at_ms":%d}`, now))
-	if kit.ExecSQL(p.t, p.db, `INSERT INTO objects (object_type, id, name, payload, resource_version, created_at_ms, updated_at_ms)
-		VALUES ($1, $2, 'reconciler-lease', $3, 1, $4, $4) ON CONFLICT DO NOTHING`, kit.LeaseKey.Type, kit.LeaseKey.ID, payload, now) == 1 {
+	if testkit.ExecSQL(p.t, p.db, `INSERT INTO objects (object_type, id, name, payload, resource_version, created_at_ms, updated_at_ms)
+		VALUES ($1, $2, 'reconciler-lease', $3, 1, $4, $4) ON CONFLICT DO NOTHING`, testkit.LeaseKey.Type, testkit.LeaseKey.ID, payload, now) == 1 {
 		p.version = 1
 		return true
 	}
 	var version, updated int64
 	err := p.db.QueryRow(`SELECT resource_version, updated_at_ms FROM objects WHERE object_type = $1 AND id = $2`,
-		kit.LeaseKey.Type, kit.LeaseKey.ID).Scan(&version, &updated)
-	kit.WantErr(p.t, err, nil)
+		testkit.LeaseKey.Type, testkit.LeaseKey.ID).Scan(&version, &updated)
+	testkit.WantErr(p.t, err, nil)
 	if now-updated < p.ttl.Milliseconds() {
 		return false
 	}
 	p.version = version + 1
-	return kit.ExecSQL(p.t, p.db, `UPDATE objects SET payload = $1, resource_version = resource_version + 1, updated_at_ms = $2
-		WHERE object_type = $3 AND id = $4 AND resource_version = $5`, payload, now, kit.LeaseKey.Type, kit.LeaseKey.ID, version) == 1
+	return testkit.ExecSQL(p.t, p.db, `UPDATE objects SET payload = $1, resource_version = resource_version + 1, updated_at_ms = $2
+		WHERE object_type = $3 AND id = $4 AND resource_version = $5`, payload, now, testkit.LeaseKey.Type, testkit.LeaseKey.ID, version) == 1
 }
 
 func (p *peer) renew() bool {
 	p.t.Helper()
 	p.version++
-	return kit.ExecSQL(p.t, p.db, `UPDATE objects SET resource_version = resource_version + 1, updated_at_ms = $1
-		WHERE object_type = $2 AND id = $3 AND resource_version = $4`, time.Now().UnixMilli(), kit.LeaseKey.Type, kit.LeaseKey.ID, p.version-1) == 1
+	return testkit.ExecSQL(p.t, p.db, `UPDATE objects SET resource_version = resource_version + 1, updated_at_ms = $1
+		WHERE object_type = $2 AND id = $3 AND resource_version = $4`, time.Now().UnixMilli(), testkit.LeaseKey.Type, testkit.LeaseKey.ID, p.version-1) == 1
 }
 
 func (p *peer) release() bool {
 	p.t.Helper()
-	return kit.ExecSQL(p.t, p.db, `DELETE FROM objects WHERE object_type = $1 AND id = $2 AND resource_version = $3`,
-		kit.LeaseKey.Type, kit.LeaseKey.ID, p.version) == 1
+	return testkit.ExecSQL(p.t, p.db, `DELETE FROM objects WHERE object_type = $1 AND id = $2 AND resource_version = $3`,
+		testkit.LeaseKey.Type, testkit.LeaseKey.ID, p.version) == 1
 }
 
 func TestReplicasOfBothKindsTakeTheLeaseFromEachOther(t *testing.T) {
@@ -113,7 +112,7 @@ func TestReplicasOfBothKindsTakeTheLeaseFromEachOther(t *testing.T) {
 		for range 3 {
 			// By release, both ways.
 			theirs.ttl = time.Hour
-			ours := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "ours", TTL: theirs.ttl})
+			ours := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "ours", TTL: theirs.ttl})
 			if !theirs.acquire() {
 				t.Fatal("the peer cannot acquire a free lease")
 			}
@@ -125,7 +124,7 @@ func TestReplicasOfBothKindsTakeTheLeaseFromEachOther(t *testing.T) {
 			if !theirs.renew() || !theirs.release() {
 				t.Fatal("the peer cannot renew and release")
 			}
-			term := kit.MustAcquire(t, ours)
+			term := testkit.MustAcquire(t, ours)
 			follows(term)
 			if theirs.acquire() {
 				t.Fatal("the peer acquired a held lease")
@@ -133,15 +132,15 @@ func TestReplicasOfBothKindsTakeTheLeaseFromEachOther(t *testing.T) {
 			if theirs.renew() || theirs.release() {
 				t.Fatal("the peer's stale write hit our term")
 			}
-			kit.WantErr(t, ours.Renew(ctx, term), nil)
-			kit.WantErr(t, ours.Release(ctx, term), nil)
+			testkit.WantErr(t, ours.Renew(ctx, term), nil)
+			testkit.WantErr(t, ours.Release(ctx, term), nil)
 
 			// By expiry: ours is watched by its stamp, theirs by standing still.
-			ours, stale, ttl := kit.AcquireBriefly(t, store, tenure.LeaseConfig{Holder: "ours", TTL: 100 * time.Millisecond})
+			ours, stale, ttl := testkit.AcquireBriefly(t, store, tenure.LeaseConfig{Holder: "ours", TTL: 100 * time.Millisecond})
 			follows(stale)
 			theirs.ttl = ttl
 			for !theirs.acquire() {
-				if time.Since(stale.AcquiredAt()) > kit.Patience {
+				if time.Since(stale.AcquiredAt()) > testkit.Patience {
 					t.Fatal("the peer cannot steal an expired lease")
 				}
 			}
@@ -153,14 +152,14 @@ func TestReplicasOfBothKindsTakeTheLeaseFromEachOther(t *testing.T) {
 			if !errors.As(err, &lost) || lost.To.Holder != "peer" {
 				t.Errorf("stale renewal: got %v, want it lost to peer", err)
 			}
-			kit.WantErr(t, ours.Release(ctx, stale), tenure.ErrLost)
+			testkit.WantErr(t, ours.Release(ctx, stale), tenure.ErrLost)
 
 			renewed := time.Now()
 			if !theirs.renew() {
 				t.Fatal("the peer cannot renew")
 			}
 			term, err = stealInTime(ours, renewed)
-			kit.WantErr(t, err, nil)
+			testkit.WantErr(t, err, nil)
 			if waited := time.Since(renewed); waited < ttl {
 				t.Errorf("stole after %v, before the TTL", waited)
 			}
@@ -168,7 +167,7 @@ func TestReplicasOfBothKindsTakeTheLeaseFromEachOther(t *testing.T) {
 			if theirs.renew() || theirs.release() {
 				t.Fatal("the peer's stale write hit our term")
 			}
-			kit.WantErr(t, ours.Release(ctx, term), nil)
+			testkit.WantErr(t, ours.Release(ctx, term), nil)
 		}
 	})
 }
@@ -179,7 +178,7 @@ func stealInTime(ours *tenure.Lease, renewed time.Time) (*tenure.Term, error) {
 	for steal := ours.StealExpired; ; {
 		term, err := steal(context.Background())
 		switch {
-		case time.Since(renewed) > kit.Patience:
+		case time.Since(renewed) > testkit.Patience:
 			return term, err
 		case errors.Is(err, tenure.ErrDeadline):
 			steal = ours.AcquireOrSteal
@@ -194,20 +193,20 @@ func stealInTime(ours *tenure.Lease, renewed time.Time) (*tenure.Term, error) {
 func TestAnotherProgramsLeaseThatWasReleasedAndTakenAgainHasNotStoodStill(t *testing.T) {
 	const ttl = 200 * time.Millisecond
 	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
-		ours := kit.NewLease(t, store, tenure.LeaseConfig{TTL: ttl})
+		ours := testkit.NewLease(t, store, tenure.LeaseConfig{TTL: ttl})
 		theirs := &peer{t: t, db: db, ttl: ttl}
 		if !theirs.acquire() {
 			t.Fatal("the peer cannot acquire a free lease")
 		}
 		_, err := ours.StealExpired(t.Context())
-		kit.WantErr(t, err, tenure.ErrHeld)
+		testkit.WantErr(t, err, tenure.ErrHeld)
 		time.Sleep(ttl / 2)
 		again := time.Now()
 		if !theirs.release() || !theirs.acquire() {
 			t.Fatal("the peer cannot release and acquire")
 		}
 		_, err = stealInTime(ours, again)
-		kit.WantErr(t, err, nil)
+		testkit.WantErr(t, err, nil)
 		if waited := time.Since(again); waited < ttl {
 			t.Errorf("stolen %v after it was written", waited)
 		}
@@ -227,24 +226,24 @@ func TestAForeignTableKeepsTheContract(t *testing.T) {
 
 func TestAnIDThatIsAnotherTypesIsAClearError(t *testing.T) {
 	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
-		kit.ExecSQL(t, db, `INSERT INTO objects (object_type, id, payload, created_at_ms, updated_at_ms) VALUES ('widget', $1, $2, 0, 0)`,
-			kit.LeaseKey.ID, []byte{})
-		_, err := kit.NewLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
+		testkit.ExecSQL(t, db, `INSERT INTO objects (object_type, id, payload, created_at_ms, updated_at_ms) VALUES ('widget', $1, $2, 0, 0)`,
+			testkit.LeaseKey.ID, []byte{})
+		_, err := testkit.NewLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
 		if !errors.Is(err, tenure.ErrTaken) || !strings.Contains(err.Error(), "widget/singleton") {
 			t.Errorf("got %v, want ErrTaken that names widget/singleton", err)
 		}
-		_, err = store.PutIf(t.Context(), tenure.Object{Key: kit.LeaseKey}, tenure.Unconditional())
-		kit.WantErr(t, err, tenure.ErrTaken)
+		_, err = store.PutIf(t.Context(), tenure.Object{Key: testkit.LeaseKey}, tenure.Unconditional())
+		testkit.WantErr(t, err, tenure.ErrTaken)
 	})
 }
 
 func TestAnotherProgramsOddLabelsDoNotHideItsLease(t *testing.T) {
 	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
 		for _, labels := range []string{`[1]`, `"x"`, `null`, `{"a":1,"b":{"c":"d"},"e":"f"}`} {
-			kit.ExecSQL(t, db, `DELETE FROM objects`)
-			kit.ExecSQL(t, db, `INSERT INTO objects (object_type, id, payload, labels, created_at_ms, updated_at_ms) VALUES ($1, $2, $3, $4, 0, 0)`,
-				kit.LeaseKey.Type, kit.LeaseKey.ID, []byte(`{"holder":"peer"}`), labels)
-			h, err := kit.NewLease(t, store, tenure.LeaseConfig{}).Read(t.Context())
+			testkit.ExecSQL(t, db, `DELETE FROM objects`)
+			testkit.ExecSQL(t, db, `INSERT INTO objects (object_type, id, payload, labels, created_at_ms, updated_at_ms) VALUES ($1, $2, $3, $4, 0, 0)`,
+				testkit.LeaseKey.Type, testkit.LeaseKey.ID, []byte(`{"holder":"peer"}`), labels)
+			h, err := testkit.NewLease(t, store, tenure.LeaseConfig{}).Read(t.Context())
 			if err != nil || h.Holder != "peer" {
 				t.Errorf("labels %s: got %+v, %v", labels, h, err)
 			}
@@ -262,7 +261,7 @@ func wantRowTakenOver(t *testing.T, store tenure.Store, insert func()) {
 	ctx := t.Context()
 	get := func() tenure.Object {
 		t.Helper()
-		obj, err := store.Get(ctx, kit.LeaseKey)
+		obj, err := store.Get(ctx, testkit.LeaseKey)
 		if err != nil || obj.Version <= 0 {
 			t.Fatalf("got %+v, %v; want an object with a positive version", obj, err)
 		}
@@ -276,15 +275,15 @@ func wantRowTakenOver(t *testing.T, store tenure.Store, insert func()) {
 	}
 	free := func(version int64) {
 		t.Helper()
-		kit.WantErr(t, store.DeleteIf(ctx, kit.LeaseKey, tenure.IfVersion(version)), nil)
+		testkit.WantErr(t, store.DeleteIf(ctx, testkit.LeaseKey, tenure.IfVersion(version)), nil)
 	}
 
 	insert()
 	obj := get()
 	found := 0
-	for listed, err := range tenure.List(ctx, store, kit.LeaseKey.Type) {
+	for listed, err := range tenure.List(ctx, store, testkit.LeaseKey.Type) {
 		found++
-		if err != nil || listed.Key != kit.LeaseKey || listed.Version != obj.Version {
+		if err != nil || listed.Key != testkit.LeaseKey || listed.Version != obj.Version {
 			t.Errorf("the list has %+v, %v; want %+v", listed, err, obj)
 		}
 	}
@@ -292,18 +291,18 @@ func wantRowTakenOver(t *testing.T, store tenure.Store, insert func()) {
 		t.Errorf("the list has %d objects, want 1", found)
 	}
 	other := obj.Version ^ 1<<40
-	_, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.IfAbsent())
-	kit.WantErr(t, err, tenure.ErrExists)
-	_, err = store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.IfVersion(other))
-	kit.WantErr(t, err, tenure.ErrConflict)
-	kit.WantErr(t, store.DeleteIf(ctx, kit.LeaseKey, tenure.IfVersion(other)), tenure.ErrConflict)
+	_, err := store.PutIf(ctx, tenure.Object{Key: testkit.LeaseKey}, tenure.IfAbsent())
+	testkit.WantErr(t, err, tenure.ErrExists)
+	_, err = store.PutIf(ctx, tenure.Object{Key: testkit.LeaseKey}, tenure.IfVersion(other))
+	testkit.WantErr(t, err, tenure.ErrConflict)
+	testkit.WantErr(t, store.DeleteIf(ctx, testkit.LeaseKey, tenure.IfVersion(other)), tenure.ErrConflict)
 	free(obj.Version)
-	created, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.IfAbsent())
+	created, err := store.PutIf(ctx, tenure.Object{Key: testkit.LeaseKey}, tenure.IfAbsent())
 	wantVersion("created after the row was deleted", created.Version, err)
 	free(created.Version)
 
 	insert()
-	put, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.Unconditional())
+	put, err := store.PutIf(ctx, tenure.Object{Key: testkit.LeaseKey}, tenure.Unconditional())
 	wantVersion("put in its place", put.Version, err)
 	free(put.Version)
 
@@ -328,23 +327,23 @@ func wantRowTakenOver(t *testing.T, store tenure.Store, insert func()) {
 		}
 		return term
 	}
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: ttl})
-	witness := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "b", TTL: ttl})
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: ttl})
+	witness := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "b", TTL: ttl})
 	holding, err := witness.Read(ctx)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	if holding.TTL > ttl {
 		t.Skip("it would take too long to expire")
 	}
 	term := acquire(lease)
 	if err := lease.Renew(ctx, term); !errors.Is(err, tenure.ErrDeadline) {
-		kit.WantErr(t, err, nil)
+		testkit.WantErr(t, err, nil)
 	}
-	kit.WantErr(t, lease.Release(ctx, term), nil)
+	testkit.WantErr(t, lease.Release(ctx, term), nil)
 	next := acquire(witness)
 	if next.Token() <= term.Token() {
 		t.Errorf("token %d follows %d", next.Token(), term.Token())
 	}
-	kit.WantErr(t, witness.Release(ctx, next), nil)
+	testkit.WantErr(t, witness.Release(ctx, next), nil)
 }
 
 // Versions that other programs may have, and records: without a term and with one.
@@ -410,12 +409,12 @@ func FuzzASQLiteRowOfAnyContentIsTakenOver(f *testing.F) {
 			`object_type TEXT, id TEXT, name BOOLEAN, labels DATE, payload TIMESTAMP, resource_version NUMERIC, created_at_ms REAL, updated_at_ms BOOLEAN`,
 		} {
 			synctest.Test(t, func(t *testing.T) {
-				store := kit.OpenSQLite(t, ":memory:")
-				kit.ExecSQL(t, store.DB(), `CREATE TABLE objects (`+columns+`, UNIQUE (object_type, id))`)
-				kit.Migrate(t, store)
+				store := testkit.OpenSQLite(t, ":memory:")
+				testkit.ExecSQL(t, store.DB(), `CREATE TABLE objects (`+columns+`, UNIQUE (object_type, id))`)
+				testkit.Migrate(t, store)
 				wantRowTakenOver(t, store, func() {
 					other := sqliteValue(otherClass, other, otherText)
-					kit.ExecSQL(t, store.DB(), `INSERT INTO objects VALUES ($1, $2, $3, $3, $4, $5, $3, $3)`, kit.LeaseKey.Type, kit.LeaseKey.ID, other,
+					testkit.ExecSQL(t, store.DB(), `INSERT INTO objects VALUES ($1, $2, $3, $3, $4, $5, $3, $3)`, testkit.LeaseKey.Type, testkit.LeaseKey.ID, other,
 						sqliteValue(payloadClass, version, payload), sqliteValue(versionClass, version, versionText))
 				})
 			})
@@ -424,12 +423,12 @@ func FuzzASQLiteRowOfAnyContentIsTakenOver(f *testing.F) {
 }
 
 func FuzzAPostgresRowOfAnyContentIsTakenOver(f *testing.F) {
-	url := kit.PostgresURL(f)
-	pool := kit.PostgresPool(f, url)
-	kit.ExecPostgres(f, pool, `CREATE TABLE objects (object_type text, id text, name text, labels jsonb, payload bytea,
+	url := testkit.PostgresURL(f)
+	pool := testkit.PostgresPool(f, url)
+	testkit.ExecPostgres(f, pool, `CREATE TABLE objects (object_type text, id text, name text, labels jsonb, payload bytea,
 		resource_version bigint, created_at_ms bigint, updated_at_ms bigint, UNIQUE (object_type, id))`)
-	store := kit.OpenPostgres(f, url, tenure.PostgresConfig{})
-	kit.Migrate(f, store)
+	store := testkit.OpenPostgres(f, url, tenure.PostgresConfig{})
+	testkit.Migrate(f, store)
 	const noVersion, noTimes, noPayload = 1, 2, 4
 	for _, version := range oddVersions {
 		f.Add(version, time.Now().UnixMilli(), byte(0), []byte(peerRecords[1]), `{}`)
@@ -450,8 +449,8 @@ func FuzzAPostgresRowOfAnyContentIsTakenOver(f *testing.F) {
 		}
 		wantRowTakenOver(t, store, func() {
 			t.Helper()
-			kit.ExecPostgres(t, pool, `TRUNCATE objects`)
-			_, err := pool.Exec(t.Context(), `INSERT INTO objects VALUES ($1, $2, NULL, nullif($3, '')::jsonb, $4, $5, $6, $6)`, kit.LeaseKey.Type, kit.LeaseKey.ID,
+			testkit.ExecPostgres(t, pool, `TRUNCATE objects`)
+			_, err := pool.Exec(t.Context(), `INSERT INTO objects VALUES ($1, $2, NULL, nullif($3, '')::jsonb, $4, $5, $6, $6)`, testkit.LeaseKey.Type, testkit.LeaseKey.ID,
 				labels, unless(noPayload, payload), unless(noVersion, version), unless(noTimes, times))
 			if err != nil {
 				t.Skip(err) // labels that are not JSON
@@ -463,18 +462,18 @@ func FuzzAPostgresRowOfAnyContentIsTakenOver(f *testing.F) {
 // Without a stamp nothing tells how old a record is, and its holder may be well.
 func TestALeaseWithoutAStampIsNotOld(t *testing.T) {
 	foreignStores(t, func(t *testing.T, store tenure.Store, db *sql.DB) {
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-		term := kit.MustAcquire(t, lease)
+		lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+		term := testkit.MustAcquire(t, lease)
 		alter, stamps := `SELECT 1`, []string{`'2026-01-01 00:00:00'`, `x'00'`}
 		if _, postgres := store.(*tenure.PostgresStore); postgres {
 			alter, stamps = `ALTER TABLE objects ALTER updated_at_ms DROP NOT NULL`, []string{`NULL`}
 		}
-		kit.ExecSQL(t, db, alter)
+		testkit.ExecSQL(t, db, alter)
 		for _, stamp := range stamps {
-			kit.ExecSQL(t, db, `UPDATE objects SET updated_at_ms = `+stamp)
-			_, err := kit.NewLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
-			kit.WantErr(t, err, tenure.ErrHeld)
-			kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+			testkit.ExecSQL(t, db, `UPDATE objects SET updated_at_ms = `+stamp)
+			_, err := testkit.NewLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
+			testkit.WantErr(t, err, tenure.ErrHeld)
+			testkit.WantErr(t, lease.Renew(t.Context(), term), nil)
 		}
 	})
 }
@@ -482,19 +481,19 @@ func TestALeaseWithoutAStampIsNotOld(t *testing.T) {
 // An ID that no key can have is nothing that anybody could ask for.
 func TestOnSQLiteIDsThatAreNoTextAreNotListed(t *testing.T) {
 	path := t.TempDir() + "/t.db"
-	store := kit.OpenSQLite(t, path)
-	db := kit.OpenSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
-	kit.ExecSQL(t, db, `CREATE TABLE objects (object_type TEXT, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms, UNIQUE (object_type, id))`)
-	kit.Migrate(t, store)
+	store := testkit.OpenSQLite(t, path)
+	db := testkit.OpenSQL(t, "sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
+	testkit.ExecSQL(t, db, `CREATE TABLE objects (object_type TEXT, id, name, labels, payload, resource_version, created_at_ms, updated_at_ms, UNIQUE (object_type, id))`)
+	testkit.Migrate(t, store)
 	for _, id := range []any{nil, int64(5), 5.5, []byte("b"), []byte("\xff"), "", "a\x00", "b\xff", "n", "z"} {
-		kit.ExecSQL(t, db, `INSERT INTO objects (object_type, id) VALUES ('t', $1)`, id)
+		testkit.ExecSQL(t, db, `INSERT INTO objects (object_type, id) VALUES ('t', $1)`, id)
 	}
 	for i := range 600 { // more than one page
-		kit.ExecSQL(t, db, `INSERT INTO objects (object_type, id) VALUES ('t', $1)`, fmt.Sprintf("c%d\xff", i))
+		testkit.ExecSQL(t, db, `INSERT INTO objects (object_type, id) VALUES ('t', $1)`, fmt.Sprintf("c%d\xff", i))
 	}
 	var ids []string
 	for obj, err := range tenure.List(t.Context(), store, "t") {
-		kit.WantErr(t, err, nil)
+		testkit.WantErr(t, err, nil)
 		ids = append(ids, obj.Key.ID)
 	}
 	if !slices.Equal(ids, []string{"n", "z"}) {
@@ -512,20 +511,20 @@ func TestATombstoneIsNotPoisonedByAVersionThatNothingCanFollow(t *testing.T) {
 		ctx := t.Context()
 		bury := func(version int64) { // as if written while the clock was ahead, or by another program
 			t.Helper()
-			obj, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.Unconditional())
-			kit.WantErr(t, err, nil)
-			kit.ExecSQL(t, db, `UPDATE objects SET resource_version = $1`, version)
-			obj, err = store.Get(ctx, kit.LeaseKey)
-			kit.WantErr(t, err, nil)
-			kit.WantErr(t, store.DeleteIf(ctx, kit.LeaseKey, tenure.IfVersion(obj.Version)), nil)
+			obj, err := store.PutIf(ctx, tenure.Object{Key: testkit.LeaseKey}, tenure.Unconditional())
+			testkit.WantErr(t, err, nil)
+			testkit.ExecSQL(t, db, `UPDATE objects SET resource_version = $1`, version)
+			obj, err = store.Get(ctx, testkit.LeaseKey)
+			testkit.WantErr(t, err, nil)
+			testkit.WantErr(t, store.DeleteIf(ctx, testkit.LeaseKey, tenure.IfVersion(obj.Version)), nil)
 		}
 		wantAbove := func(ahead int64) {
 			t.Helper()
-			obj, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.IfAbsent())
+			obj, err := store.PutIf(ctx, tenure.Object{Key: testkit.LeaseKey}, tenure.IfAbsent())
 			if err != nil || obj.Version <= ahead || obj.Version >= 1<<62 {
 				t.Errorf("created at version %d, %v; want one above %d", obj.Version, err, ahead)
 			}
-			kit.WantErr(t, store.DeleteIf(ctx, kit.LeaseKey, tenure.IfVersion(obj.Version)), nil)
+			testkit.WantErr(t, store.DeleteIf(ctx, testkit.LeaseKey, tenure.IfVersion(obj.Version)), nil)
 		}
 		bury(math.MaxInt64)
 		wantAbove(0)
@@ -534,9 +533,9 @@ func TestATombstoneIsNotPoisonedByAVersionThatNothingCanFollow(t *testing.T) {
 		bury(math.MaxInt64)
 		wantAbove(ahead)
 
-		kit.ExecSQL(t, db, `UPDATE objects_tombstones SET resource_version = $1`, int64(math.MaxInt64)) // from an older version of this module
+		testkit.ExecSQL(t, db, `UPDATE objects_tombstones SET resource_version = $1`, int64(math.MaxInt64)) // from an older version of this module
 		wantAbove(0)
-		kit.ExecSQL(t, db, `UPDATE objects_tombstones SET resource_version = $1`, int64(math.MaxInt64))
+		testkit.ExecSQL(t, db, `UPDATE objects_tombstones SET resource_version = $1`, int64(math.MaxInt64))
 		ahead += time.Hour.Microseconds()
 		bury(ahead)
 		wantAbove(ahead)

@@ -10,33 +10,32 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // fencedWays are the ways in which a func writes in a transaction that is fenced by a term.
-var fencedWays = map[string]func(h *kit.Hidden, term *tenure.Term, fn func(exec func(string) error) error) error{
-	"Fenced": func(h *kit.Hidden, term *tenure.Term, fn func(exec func(string) error) error) error {
+var fencedWays = map[string]func(h *testkit.Hidden, term *tenure.Term, fn func(exec func(string) error) error) error{
+	"Fenced": func(h *testkit.Hidden, term *tenure.Term, fn func(exec func(string) error) error) error {
 		if s, ok := h.Store.(*tenure.PostgresStore); ok {
-			return s.Fenced(h.Context(), term, func(tx pgx.Tx) error { return fn(kit.ExecIn(tx)) })
+			return s.Fenced(h.Context(), term, func(tx pgx.Tx) error { return fn(testkit.ExecIn(tx)) })
 		}
-		return h.Store.(*tenure.SQLiteStore).Fenced(h.Context(), term, func(tx *sql.Tx) error { return fn(kit.ExecInSQL(tx)) })
+		return h.Store.(*tenure.SQLiteStore).Fenced(h.Context(), term, func(tx *sql.Tx) error { return fn(testkit.ExecInSQL(tx)) })
 	},
-	"FencedTx": func(h *kit.Hidden, term *tenure.Term, fn func(exec func(string) error) error) error {
-		return tenure.FencedTx(h.Context(), h.Store.(tenure.SQLStore), term, h.SQL, nil, func(tx *sql.Tx) error { return fn(kit.ExecInSQL(tx)) })
+	"FencedTx": func(h *testkit.Hidden, term *tenure.Term, fn func(exec func(string) error) error) error {
+		return tenure.FencedTx(h.Context(), h.Store.(tenure.SQLStore), term, h.SQL, nil, func(tx *sql.Tx) error { return fn(testkit.ExecInSQL(tx)) })
 	},
-	"FenceStatement": func(h *kit.Hidden, term *tenure.Term, fn func(exec func(string) error) error) error {
+	"FenceStatement": func(h *testkit.Hidden, term *tenure.Term, fn func(exec func(string) error) error) error {
 		query, args, err := h.Store.(tenure.SQLStore).FenceStatement(term)
 		require.NoError(h, err)
 		tx, err := h.SQL.Begin()
 		require.NoError(h, err)
 		defer tx.Rollback()
-		require.NoError(h, fn(kit.ExecInSQL(tx)))
+		require.NoError(h, fn(testkit.ExecInSQL(tx)))
 		if _, err := tx.Exec(query, args...); err != nil {
 			return tenure.FenceError(err)
 		}
 		return tx.Commit()
 	},
-	"Fence": func(h *kit.Hidden, term *tenure.Term, fn func(exec func(string) error) error) error {
+	"Fence": func(h *testkit.Hidden, term *tenure.Term, fn func(exec func(string) error) error) error {
 		store, err := tenure.Fence(h.Store, term)
 		require.NoError(h, err)
 		_, err = store.PutIf(h.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: term.Key().ID}}, tenure.Unconditional())
@@ -51,29 +50,29 @@ func TestTheFenceAndTheObjectsAreThoseThatWereFoundWhateverHidesThem(t *testing.
 	t.Parallel()
 	for _, within := range []string{"the session", "a transaction"} {
 		t.Run("within "+within, func(t *testing.T) {
-			kit.EachHiding(t, kit.OwnTables, func(h *kit.Hidden) {
+			testkit.EachHiding(t, testkit.OwnTables, func(h *testkit.Hidden) {
 				hiddenFence(h, within)
 			})
 		})
 	}
 }
 
-func hiddenFence(h *kit.Hidden, within string) {
+func hiddenFence(h *testkit.Hidden, within string) {
 	acquire := func(id string) *tenure.Term {
-		return kit.MustAcquire(h.T, kit.NewLease(h.T, h.Store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: id}}))
+		return testkit.MustAcquire(h.T, testkit.NewLease(h.T, h.Store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: id}}))
 	}
 	over, stands := map[string]*tenure.Term{}, map[string]*tenure.Term{}
-	kit.ExecSQL(h.T, h.SQL, `CREATE TABLE `+h.Real("ledger")+` (way text)`)
+	testkit.ExecSQL(h.T, h.SQL, `CREATE TABLE `+h.Real("ledger")+` (way text)`)
 	for way := range fencedWays {
 		over[way] = acquire("over: " + way)
 	}
-	old := kit.Put(h.T, h.Store, tenure.Object{Key: tenure.Key{Type: "t", ID: "old"}})
-	gone := kit.Put(h.T, h.Store, tenure.Object{Key: tenure.Key{Type: "t", ID: "gone"}})
+	old := testkit.Put(h.T, h.Store, tenure.Object{Key: tenure.Key{Type: "t", ID: "old"}})
+	gone := testkit.Put(h.T, h.Store, tenure.Object{Key: tenure.Key{Type: "t", ID: "gone"}})
 	h.Copy()
 	for way := range fencedWays {
 		stands[way] = acquire("stands: " + way)
 	}
-	kit.ExecSQL(h.T, h.SQL, `UPDATE `+h.Real("objects")+` SET payload = 'of the next term' WHERE id LIKE 'over: %'`)
+	testkit.ExecSQL(h.T, h.SQL, `UPDATE `+h.Real("objects")+` SET payload = 'of the next term' WHERE id LIKE 'over: %'`)
 	old, err := h.Store.PutIf(h.Context(), old, tenure.IfVersion(old.Version))
 	require.NoError(h, err)
 	require.NoError(h, h.Store.DeleteIf(h.Context(), gone.Key, tenure.IfVersion(gone.Version)))
@@ -117,10 +116,10 @@ func hiddenFence(h *kit.Hidden, within string) {
 		PutStatement(obj tenure.Object, version int64) (string, []any, error)
 	}).PutStatement(again, again.Version)
 	require.NoError(h, err)
-	kit.ExecSQL(h.T, h.SQL, query, args...)
+	testkit.ExecSQL(h.T, h.SQL, query, args...)
 	again, err = h.Store.Get(h.Context(), gone.Key)
 	require.NoError(h, err)
 	require.NoError(h, h.Store.DeleteIf(h.Context(), again.Key, tenure.IfVersion(again.Version)))
-	kit.MigrateClaims(h.T, h.Store)
+	testkit.MigrateClaims(h.T, h.Store)
 	require.Equal(h, before, h.Copies(), "the copies were written")
 }

@@ -9,17 +9,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
 // BenchmarkRenewalThatNamesTheServer compares the write of a renewal with and without the server on which it was decided,
 // in turn, by their medians. It is to cost at most 2 %.
 func BenchmarkRenewalThatNamesTheServer(b *testing.B) {
-	store := kit.OpenPostgres(b, kit.PostgresURL(b), tenure.PostgresConfig{})
-	kit.Migrate(b, store)
-	lease := kit.NewLease(b, store, tenure.LeaseConfig{TTL: time.Hour})
-	term := kit.MustAcquire(b, lease)
+	store := testkit.OpenPostgres(b, testkit.PostgresURL(b), tenure.PostgresConfig{})
+	testkit.Migrate(b, store)
+	lease := testkit.NewLease(b, store, tenure.LeaseConfig{TTL: time.Hour})
+	term := testkit.MustAcquire(b, lease)
 	on, err := store.Lineage(b.Context())
 	require.NoError(b, err)
 	obj, err := store.Get(b.Context(), lease.Key())
@@ -45,17 +45,17 @@ func BenchmarkRenewalThatNamesTheServer(b *testing.B) {
 func BenchmarkSwitchover(b *testing.B) {
 	var gap, after time.Duration
 	for b.Loop() {
-		primary := kit.StartPostgres(b)
-		kit.Migrate(b, kit.OpenPostgres(b, primary.URL(), tenure.PostgresConfig{}))
+		primary := testkit.StartPostgres(b)
+		testkit.Migrate(b, testkit.OpenPostgres(b, primary.URL(), tenure.PostgresConfig{}))
 		standby, err := primary.Standby()
 		require.NoError(b, err)
-		at := kit.Must(url.Parse(primary.URL()))
-		was, is := at.Host, kit.Must(url.Parse(standby.URL())).Host
+		at := testkit.Must(url.Parse(primary.URL()))
+		was, is := at.Host, testkit.Must(url.Parse(standby.URL())).Host
 		proxy, err := rig.NewProxy(was, nil)
 		require.NoError(b, err)
 		at.Host = proxy.Addr()
-		lease := kit.NewLease(b, kit.OpenPostgres(b, at.String(), tenure.PostgresConfig{}), tenure.LeaseConfig{TTL: time.Hour})
-		term := kit.MustAcquire(b, lease)
+		lease := testkit.NewLease(b, testkit.OpenPostgres(b, at.String(), tenure.PostgresConfig{}), tenure.LeaseConfig{TTL: time.Hour})
+		term := testkit.MustAcquire(b, lease)
 		require.NoError(b, lease.Renew(b.Context(), term))
 		last := time.Now()
 		require.NoError(b, primary.Stop("fast")) // when the standby has received all

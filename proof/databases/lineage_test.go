@@ -19,17 +19,17 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/proof/kit"
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
 // A role without the rights to see the timeline, or one of them, has another lineage after each restart.
 func TestAPromotionMarksTheTableAgainAndARestartDoesNot(t *testing.T) {
 	t.Parallel()
-	primary := kit.StartPostgres(t)
-	kit.Migrate(t, kit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}))
-	look := func(server *kit.PostgresServer) (on tenure.Lineage) {
-		store := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
+	primary := testkit.StartPostgres(t)
+	testkit.Migrate(t, testkit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}))
+	look := func(server *testkit.PostgresServer) (on tenure.Lineage) {
+		store := testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
 		defer store.Close()
 		on, err := store.Lineage(t.Context())
 		require.NoError(t, err)
@@ -44,28 +44,28 @@ func TestAPromotionMarksTheTableAgainAndARestartDoesNot(t *testing.T) {
 	require.Equal(t, first.Mark, again.Mark)
 
 	standby, _ := standbyOf(t, primary)
-	store := kit.OpenPostgres(t, standby.URL()+"&target_session_attrs=any", tenure.PostgresConfig{})
+	store := testkit.OpenPostgres(t, standby.URL()+"&target_session_attrs=any", tenure.PostgresConfig{})
 	_, err := store.Lineage(t.Context())
 	require.ErrorContains(t, err, "the server is a standby")
 	require.NoError(t, primary.Stop("immediate"))
 	require.NoError(t, standby.Promote())
 	promoted := look(standby)
 	require.NotEqual(t, first.Mark, promoted.Mark)
-	require.Less(t, promoted.Age, kit.Patience)
+	require.Less(t, promoted.Age, testkit.Patience)
 	kept, err := store.Lineage(t.Context()) // on a connection that was opened before
 	require.NoError(t, err)
 	require.Equal(t, promoted.Mark, kept.Mark)
 	require.Equal(t, promoted.Server, kept.Server)
 
-	kit.ExecPostgres(t, kit.PostgresPool(t, standby.URL()), `REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC; CREATE ROLE worker LOGIN;
+	testkit.ExecPostgres(t, testkit.PostgresPool(t, standby.URL()), `REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC; CREATE ROLE worker LOGIN;
 		GRANT ALL ON ALL TABLES IN SCHEMA public TO worker`)
-	denied := kit.OpenPostgres(t, strings.Replace(standby.URL(), "postgres@", "worker@", 1), tenure.PostgresConfig{})
+	denied := testkit.OpenPostgres(t, strings.Replace(standby.URL(), "postgres@", "worker@", 1), tenure.PostgresConfig{})
 	was, err := denied.Lineage(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, promoted.Mark, was.Mark, "of the same start")
 	require.NoError(t, standby.Restart("fast"))
-	kit.Await(t, "it has looked again", func() bool {
-		_, _ = denied.Get(objects.WithLeaseCall(t.Context()), kit.LeaseKey)
+	testkit.Await(t, "it has looked again", func() bool {
+		_, _ = denied.Get(objects.WithLeaseCall(t.Context()), testkit.LeaseKey)
 		is, err := denied.Lineage(t.Context())
 		return err == nil && is.Mark != was.Mark
 	})
@@ -75,11 +75,11 @@ func TestAPromotionMarksTheTableAgainAndARestartDoesNot(t *testing.T) {
 // standby, and on one that was promoted, where no checkpoint need have followed.
 func TestAnyRoleSeesAPromotionAtOnceOnConnectionsThatAreOlder(t *testing.T) {
 	t.Parallel()
-	primary := kit.StartPostgres(t)
-	kit.Migrate(t, kit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}))
-	kit.ExecPostgres(t, kit.PostgresPool(t, primary.URL()), `CREATE ROLE worker LOGIN; GRANT ALL ON objects, objects_tombstones TO worker`)
+	primary := testkit.StartPostgres(t)
+	testkit.Migrate(t, testkit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}))
+	testkit.ExecPostgres(t, testkit.PostgresPool(t, primary.URL()), `CREATE ROLE worker LOGIN; GRANT ALL ON objects, objects_tombstones TO worker`)
 	standby, _ := standbyOf(t, primary)
-	asWorker := func(server *kit.PostgresServer) (string, *pgx.Conn) {
+	asWorker := func(server *testkit.PostgresServer) (string, *pgx.Conn) {
 		at := strings.Replace(server.URL(), "postgres@", "worker@", 1) + "&target_session_attrs=any"
 		conn, err := pgx.Connect(t.Context(), at)
 		require.NoError(t, err)
@@ -88,7 +88,7 @@ func TestAnyRoleSeesAPromotionAtOnceOnConnectionsThatAreOlder(t *testing.T) {
 	}
 	_, onPrimary := asWorker(primary)
 	at, onStandby := asWorker(standby)
-	store := kit.OpenPostgres(t, at, tenure.PostgresConfig{})
+	store := testkit.OpenPostgres(t, at, tenure.PostgresConfig{})
 	look := func(conn *pgx.Conn) (start time.Time, system string, timeline *string) {
 		err := conn.QueryRow(t.Context(), `SELECT pg_postmaster_start_time(), (pg_control_system()).system_identifier::text,
 			CASE WHEN NOT pg_is_in_recovery() THEN substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) END`).Scan(&start, &system, &timeline)
@@ -112,30 +112,30 @@ func TestAnyRoleSeesAPromotionAtOnceOnConnectionsThatAreOlder(t *testing.T) {
 	require.Equal(t, "00000002", *timeline)
 	on, err := store.Lineage(t.Context())
 	require.NoError(t, err)
-	require.Less(t, on.Age, kit.Patience)
+	require.Less(t, on.Age, testkit.Patience)
 	mark, err := store.Get(t.Context(), tenure.Key{Type: objects.LineageType, ID: objects.LineageType})
 	require.NoError(t, err)
 	require.Contains(t, string(mark.Payload), `"lineage":"`+system+`/00000002"`)
 }
 
 func TestWithoutARightToSeeTheTimelineEachStartIsALineage(t *testing.T) {
-	server := kit.StartPostgres(t)
-	admin := kit.PostgresPool(t, server.URL())
-	kit.Migrate(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
-	kit.ExecPostgres(t, admin, `CREATE ROLE worker LOGIN; GRANT ALL ON objects, objects_tombstones TO worker`)
+	server := testkit.StartPostgres(t)
+	admin := testkit.PostgresPool(t, server.URL())
+	testkit.Migrate(t, testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
+	testkit.ExecPostgres(t, admin, `CREATE ROLE worker LOGIN; GRANT ALL ON objects, objects_tombstones TO worker`)
 	for _, function := range []string{"pg_control_system()", "pg_walfile_name(pg_lsn)", "pg_current_wal_insert_lsn()"} {
-		kit.ExecPostgres(t, admin, `REVOKE EXECUTE ON FUNCTION `+function+` FROM PUBLIC`)
-		kit.ExecPostgres(t, admin, `DELETE FROM objects`)
-		var log kit.SyncBuffer
-		store := kit.OpenPostgres(t, strings.Replace(server.URL(), "postgres@", "worker@", 1), tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		testkit.ExecPostgres(t, admin, `REVOKE EXECUTE ON FUNCTION `+function+` FROM PUBLIC`)
+		testkit.ExecPostgres(t, admin, `DELETE FROM objects`)
+		var log testkit.SyncBuffer
+		store := testkit.OpenPostgres(t, strings.Replace(server.URL(), "postgres@", "worker@", 1), tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		on, err := store.Lineage(t.Context())
 		require.NoError(t, err, function)
-		require.Less(t, on.Age, kit.Patience, "a restart may have been a failover")
+		require.Less(t, on.Age, testkit.Patience, "a restart may have been a failover")
 		mark, err := store.Get(t.Context(), tenure.Key{Type: objects.LineageType, ID: objects.LineageType})
 		require.NoError(t, err)
 		require.Contains(t, string(mark.Payload), `"lineage":"start/`+on.Server+`"`, function)
 		require.Contains(t, log.String(), "the role can't see the timeline of the server")
-		kit.ExecPostgres(t, admin, `GRANT EXECUTE ON FUNCTION `+function+` TO PUBLIC`)
+		testkit.ExecPostgres(t, admin, `GRANT EXECUTE ON FUNCTION `+function+` TO PUBLIC`)
 	}
 }
 
@@ -143,28 +143,28 @@ func TestWithoutARightToSeeTheTimelineEachStartIsALineage(t *testing.T) {
 // says so, on a server without fsync too, where each start counts as a lineage. On Aurora nothing does, but Lossless.
 func TestWhereTheTimelineCannotBeSeenANewTableIsWaitedFor(t *testing.T) {
 	t.Parallel()
-	server := kit.StartPostgres(t, "fsync=off")
-	admin := kit.PostgresPool(t, server.URL())
-	first := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
-	kit.Migrate(t, first)
-	kit.MustAcquire(t, kit.NewLease(t, first, tenure.LeaseConfig{}))
+	server := testkit.StartPostgres(t, "fsync=off")
+	admin := testkit.PostgresPool(t, server.URL())
+	first := testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
+	testkit.Migrate(t, first)
+	testkit.MustAcquire(t, testkit.NewLease(t, first, tenure.LeaseConfig{}))
 
-	kit.ExecPostgres(t, admin, `CREATE ROLE worker LOGIN; GRANT CREATE ON SCHEMA public TO worker; REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC`)
-	sees := kit.OpenPostgres(t, strings.Replace(server.URL(), "postgres@", "worker@", 1), tenure.PostgresConfig{Table: "timeline"})
-	kit.Migrate(t, sees)
-	kit.MustAcquire(t, kit.NewLease(t, sees, tenure.LeaseConfig{Expiry: tenure.Observed}))
+	testkit.ExecPostgres(t, admin, `CREATE ROLE worker LOGIN; GRANT CREATE ON SCHEMA public TO worker; REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC`)
+	sees := testkit.OpenPostgres(t, strings.Replace(server.URL(), "postgres@", "worker@", 1), tenure.PostgresConfig{Table: "timeline"})
+	testkit.Migrate(t, sees)
+	testkit.MustAcquire(t, testkit.NewLease(t, sees, tenure.LeaseConfig{Expiry: tenure.Observed}))
 
-	kit.ExecPostgres(t, admin, `SET allow_system_table_mods = on; ALTER FUNCTION pg_catalog.pg_current_wal_insert_lsn() RENAME TO was;
+	testkit.ExecPostgres(t, admin, `SET allow_system_table_mods = on; ALTER FUNCTION pg_catalog.pg_current_wal_insert_lsn() RENAME TO was;
 		CREATE FUNCTION pg_catalog.pg_current_wal_insert_lsn() RETURNS pg_lsn LANGUAGE plpgsql AS $$ BEGIN
 			RAISE 'wal_level must be set to logical' USING ERRCODE = '55000'; END $$`)
-	second := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{Table: "others"})
-	kit.Migrate(t, second)
-	_, err := kit.NewLease(t, second, tenure.LeaseConfig{TTL: time.Hour}).TryAcquire(t.Context())
+	second := testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{Table: "others"})
+	testkit.Migrate(t, second)
+	_, err := testkit.NewLease(t, second, tenure.LeaseConfig{TTL: time.Hour}).TryAcquire(t.Context())
 	require.ErrorIs(t, err, tenure.ErrHeld)
-	lossless := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{Table: "more", Lossless: true})
-	kit.Migrate(t, lossless)
-	kit.MustAcquire(t, kit.NewLease(t, lossless, tenure.LeaseConfig{TTL: time.Hour}))
-	third := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
+	lossless := testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{Table: "more", Lossless: true})
+	testkit.Migrate(t, lossless)
+	testkit.MustAcquire(t, testkit.NewLease(t, lossless, tenure.LeaseConfig{TTL: time.Hour}))
+	third := testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
 	on, err := third.Lineage(t.Context())
 	require.NoError(t, err)
 	was, err := first.Lineage(t.Context())
@@ -176,8 +176,8 @@ func TestWhereTheTimelineCannotBeSeenANewTableIsWaitedFor(t *testing.T) {
 // without the privilege to see which server that is, the holder goes on alone.
 func TestATableThatAFailoverHasLostIsNoNewOne(t *testing.T) {
 	t.Parallel()
-	primary := kit.StartPostgres(t)
-	kit.ExecPostgres(t, kit.PostgresPool(t, primary.URL()), `CREATE ROLE worker LOGIN; GRANT CREATE ON SCHEMA public TO worker; GRANT CREATE ON DATABASE postgres TO worker;
+	primary := testkit.StartPostgres(t)
+	testkit.ExecPostgres(t, testkit.PostgresPool(t, primary.URL()), `CREATE ROLE worker LOGIN; GRANT CREATE ON SCHEMA public TO worker; GRANT CREATE ON DATABASE postgres TO worker;
 		REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC`)
 	standby, _ := standbyOf(t, primary)
 	f := &failover{T: t, primary: primary, standby: standby}
@@ -186,18 +186,18 @@ func TestATableThatAFailoverHasLostIsNoNewOne(t *testing.T) {
 	proxy, err := rig.NewProxy(addressOf(t, primary), nil)
 	require.NoError(t, err)
 	t.Cleanup(proxy.Close)
-	behind := kit.Must(url.Parse(primary.URL()))
+	behind := testkit.Must(url.Parse(primary.URL()))
 	behind.Host = proxy.Addr()
 	roles := []string{"postgres", "worker"}
 	lease := func(at, role string) *tenure.Lease { // in a table of its own
-		store := kit.OpenPostgres(t, strings.Replace(at, "postgres@", role+"@", 1), tenure.PostgresConfig{Schema: "of_" + role, PollOnly: true})
-		kit.Migrate(t, store)
-		return kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
+		store := testkit.OpenPostgres(t, strings.Replace(at, "postgres@", role+"@", 1), tenure.PostgresConfig{Schema: "of_" + role, PollOnly: true})
+		testkit.Migrate(t, store)
+		return testkit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
 	}
 	holders, terms := map[string]*tenure.Lease{}, map[string]*tenure.Term{}
 	for _, role := range roles {
 		holders[role] = lease(behind.String(), role)
-		terms[role] = kit.MustAcquire(t, holders[role])
+		terms[role] = testkit.MustAcquire(t, holders[role])
 	}
 	require.NoError(t, primary.Stop("immediate"))
 	require.NoError(t, standby.Promote())
@@ -207,7 +207,7 @@ func TestATableThatAFailoverHasLostIsNoNewOne(t *testing.T) {
 	}
 	proxy.Redirect(addressOf(t, standby))
 	for _, role := range roles {
-		kit.Await(t, role+" goes on", func() bool { return holders[role].Renew(t.Context(), terms[role]) == nil })
+		testkit.Await(t, role+" goes on", func() bool { return holders[role].Renew(t.Context(), terms[role]) == nil })
 	}
 }
 
@@ -215,16 +215,16 @@ func TestATableThatAFailoverHasLostIsNoNewOne(t *testing.T) {
 // for free at once.
 func TestABaseBackupThatBeginsATimelineIsWaitedFor(t *testing.T) {
 	t.Parallel()
-	primary := kit.StartPostgres(t)
-	kit.Migrate(t, kit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}))
+	primary := testkit.StartPostgres(t)
+	testkit.Migrate(t, testkit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}))
 	backup, _ := standbyOf(t, primary)
 	f := &failover{T: t, primary: primary, standby: backup}
 	f.awaitStandby()
 	f.lag()
-	lease := func(server *kit.PostgresServer) *tenure.Lease {
-		return kit.NewLease(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}), tenure.LeaseConfig{TTL: time.Hour})
+	lease := func(server *testkit.PostgresServer) *tenure.Lease {
+		return testkit.NewLease(t, testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}), tenure.LeaseConfig{TTL: time.Hour})
 	}
-	kit.MustAcquire(t, lease(primary)) // after the backup
+	testkit.MustAcquire(t, lease(primary)) // after the backup
 	conn, err := pgx.Connect(t.Context(), backup.URL())
 	require.NoError(t, err)
 	_, err = conn.Exec(t.Context(), `ALTER SYSTEM SET restore_command = 'false'`)
@@ -241,17 +241,17 @@ func TestABaseBackupThatBeginsATimelineIsWaitedFor(t *testing.T) {
 
 func TestAFencedStoreSaysThatItsTermIsLostAlsoAfterARestart(t *testing.T) {
 	t.Parallel()
-	server := kit.StartPostgres(t)
-	store := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
-	kit.Migrate(t, store)
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
-	term := kit.MustAcquire(t, lease)
+	server := testkit.StartPostgres(t)
+	store := testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
+	testkit.Migrate(t, store)
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
+	term := testkit.MustAcquire(t, lease)
 	fenced, err := tenure.Fence(store, term)
 	require.NoError(t, err)
 	require.NoError(t, server.Restart("fast"))
-	kit.Await(t, "renewed", func() bool { return lease.Renew(t.Context(), term) == nil })
-	kit.ExecPostgres(t, kit.PostgresPool(t, server.URL()), `UPDATE objects SET payload = '{"holder":"b","term":"x"}' WHERE id = '`+kit.LeaseKey.ID+`'`)
-	kit.Await(t, "refused", func() bool { // once the connections of before the restart are gone
+	testkit.Await(t, "renewed", func() bool { return lease.Renew(t.Context(), term) == nil })
+	testkit.ExecPostgres(t, testkit.PostgresPool(t, server.URL()), `UPDATE objects SET payload = '{"holder":"b","term":"x"}' WHERE id = '`+testkit.LeaseKey.ID+`'`)
+	testkit.Await(t, "refused", func() bool { // once the connections of before the restart are gone
 		_, err := fenced.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.Unconditional())
 		require.Error(t, err)
 		return errors.Is(err, tenure.ErrLost)
@@ -263,11 +263,11 @@ func TestAFencedStoreSaysThatItsTermIsLostAlsoAfterARestart(t *testing.T) {
 // believes nothing there.
 func TestAnOldPrimaryThatStillAnswersIsLeft(t *testing.T) {
 	t.Parallel()
-	primary := kit.StartPostgres(t)
-	kit.Migrate(t, kit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}))
+	primary := testkit.StartPostgres(t)
+	testkit.Migrate(t, testkit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}))
 	standby, _ := standbyOf(t, primary)
-	first := kit.NewLease(t, kit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}), tenure.LeaseConfig{TTL: time.Hour, Holder: "first"})
-	kit.MustAcquire(t, first)
+	first := testkit.NewLease(t, testkit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}), tenure.LeaseConfig{TTL: time.Hour, Holder: "first"})
+	testkit.MustAcquire(t, first)
 	f := &failover{T: t, primary: primary, standby: standby}
 	f.awaitStandby()
 	require.NoError(t, standby.Promote())
@@ -278,32 +278,32 @@ func TestAnOldPrimaryThatStillAnswersIsLeft(t *testing.T) {
 	var at atomic.Pointer[string] // where new connections lead
 	leadTo := func(address string) { at.Store(&address) }
 	leadTo(proxy.Addr())
-	config := kit.Must(pgxpool.ParseConfig(primary.URL()))
+	config := testkit.Must(pgxpool.ParseConfig(primary.URL()))
 	config.ConnConfig.DialFunc = func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, *at.Load())
 	}
-	pool := kit.Must(pgxpool.NewWithConfig(t.Context(), config))
+	pool := testkit.Must(pgxpool.NewWithConfig(t.Context(), config))
 	t.Cleanup(pool.Close)
-	log := new(kit.SyncBuffer)
-	store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(log, nil)), PollOnly: true}))
+	log := new(testkit.SyncBuffer)
+	store := testkit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(log, nil)), PollOnly: true}))
 	t.Cleanup(func() { _ = store.Close() })
-	other := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "other"}, TTL: 5 * time.Second})
+	other := testkit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "other"}, TTL: 5 * time.Second})
 	var term *tenure.Term
-	kit.Await(t, "it is settled", func() bool { term, err = other.TryAcquire(t.Context()); return err == nil })
+	testkit.Await(t, "it is settled", func() bool { term, err = other.TryAcquire(t.Context()); return err == nil })
 	require.NoError(t, other.Release(t.Context(), term))
 	now, err := store.Lineage(t.Context())
 	require.NoError(t, err)
 
-	both := kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Second})
+	both := testkit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Second})
 	leadTo(addressOf(t, primary))
 	proxy.Cut()
 	said := func() bool { return strings.Contains(log.String(), "level=ERROR msg=\"an old primary still answers\"") }
-	kit.Await(t, "it has come to the old primary", func() bool { _, err = both.AcquireOrSteal(t.Context()); return said() })
+	testkit.Await(t, "it has come to the old primary", func() bool { _, err = both.AcquireOrSteal(t.Context()); return said() })
 	require.ErrorContains(t, err, "an old primary still answers")
 	_, err = other.TryAcquire(t.Context())
 	require.ErrorContains(t, err, "an old primary still answers", "a lease that was free there is not taken")
 	leadTo(addressOf(t, standby)) // the connections to the old one live, and are given up
-	kit.Await(t, "it has come back", func() bool {
+	testkit.Await(t, "it has come back", func() bool {
 		is, err := store.Lineage(t.Context())
 		return err == nil && is.Mark == now.Mark
 	})
@@ -313,12 +313,12 @@ func TestAnOldPrimaryThatStillAnswersIsLeft(t *testing.T) {
 // On a database that loses nothing, a promotion is like a restart.
 func TestWhereAFailoverLosesNothingNobodyWaits(t *testing.T) {
 	t.Parallel()
-	primary := kit.StartPostgres(t)
-	kit.Migrate(t, kit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}))
+	primary := testkit.StartPostgres(t)
+	testkit.Migrate(t, testkit.OpenPostgres(t, primary.URL(), tenure.PostgresConfig{}))
 	standby, _ := standbyOf(t, primary)
-	lease := func(server *kit.PostgresServer) *tenure.Lease {
-		store := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{Lossless: true})
-		return kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
+	lease := func(server *testkit.PostgresServer) *tenure.Lease {
+		store := testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{Lossless: true})
+		return testkit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
 	}
 	before := lease(primary)
 	term, err := before.TryAcquire(t.Context())
@@ -340,8 +340,8 @@ func TestWhereAFailoverLosesNothingNobodyWaits(t *testing.T) {
 // A write of a lost record was given up, and comes after another term has begun and was released.
 func TestARecordIsNotWrittenAgainAfterALaterOneWasDeleted(t *testing.T) {
 	t.Parallel()
-	store := kit.OpenPostgres(t, kit.PostgresURL(t), tenure.PostgresConfig{})
-	kit.Migrate(t, store)
+	store := testkit.OpenPostgres(t, testkit.PostgresURL(t), tenure.PostgresConfig{})
+	testkit.Migrate(t, store)
 	on, err := store.Lineage(t.Context())
 	require.NoError(t, err)
 	table, id := store.Backend().(objects.Table), objects.ID{Type: "lease", ID: "a"}

@@ -16,7 +16,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/pgconns"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // The servers' addresses refuse connections at once, and the context has ended.
@@ -41,13 +40,13 @@ func TestNoErrorShowsThePasswordOfAMistypedURL(t *testing.T) {
 			return err
 		},
 	}
-	for url := range kit.MistypedURLs() {
+	for url := range testkit.MistypedURLs() {
 		if strings.HasPrefix(strings.TrimPrefix(url, "sqlite:"), "/") { // an absolute path, whatever else it may have been meant to be
 			continue
 		}
 		for name, open := range opens {
 			err := open(url)
-			if err == nil || kit.ShowsPassword(fmt.Sprintf("%v %+v", err, err)+log.String()) {
+			if err == nil || testkit.ShowsPassword(fmt.Sprintf("%v %+v", err, err)+log.String()) {
 				t.Errorf("%s(%q): %v, logged: %s", name, url, err, &log)
 			}
 			if name == "Open" && strings.Contains(fmt.Sprint(err), "open SQLite") {
@@ -65,7 +64,7 @@ func TestNoErrorShowsThePasswordOfAMistypedURL(t *testing.T) {
 func TestAMistypedConnectionStringHasItsPasswordNowhereElse(t *testing.T) {
 	testkit.Slow(t)
 	parsed := 0
-	for url := range kit.MistypedURLs() {
+	for url := range testkit.MistypedURLs() {
 		cfg, err := pgconns.ParseURL(url)
 		if err != nil {
 			continue
@@ -73,7 +72,7 @@ func TestAMistypedConnectionStringHasItsPasswordNowhereElse(t *testing.T) {
 		parsed++
 		conn := cfg.ConnConfig
 		shown := append(slices.Collect(maps.Keys(conn.RuntimeParams)), conn.User, conn.Host, conn.Database)
-		if slices.ContainsFunc(shown, kit.ShowsPassword) {
+		if slices.ContainsFunc(shown, testkit.ShowsPassword) {
 			t.Errorf("%q: %q", url, shown)
 		}
 	}

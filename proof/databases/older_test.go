@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
 // beforeLineages is the last commit whose library knows nothing of lineages.
@@ -53,32 +53,32 @@ func TestAnOlderLibraryGoesOnBesideThisOne(t *testing.T) {
 	for _, lost := range []string{"old", "new"} { // whose term a failover loses
 		t.Run(lost, func(t *testing.T) {
 			t.Parallel()
-			f := &failover{T: t, primary: kit.StartPostgres(t)}
+			f := &failover{T: t, primary: testkit.StartPostgres(t)}
 			out, err := exec.Command(older, "migrate", "-store", f.primary.URL()).CombinedOutput()
 			require.NoError(t, err, "%s", out)
-			f.standby = kit.Must(f.primary.Standby())
+			f.standby = testkit.Must(f.primary.Standby())
 			t.Cleanup(func() { _ = f.standby.Close() })
 
-			var logs kit.SyncBuffer // of both
+			var logs testkit.SyncBuffer // of both
 			logger := slog.New(slog.NewTextHandler(&logs, nil))
 			reach := func() (string, *rig.Proxy) {
 				proxy, err := rig.NewProxy(addressOf(t, f.primary), nil)
 				require.NoError(t, err)
 				t.Cleanup(proxy.Close)
-				u := kit.Must(url.Parse(f.primary.URL()))
+				u := testkit.Must(url.Parse(f.primary.URL()))
 				u.Host = proxy.Addr()
 				return u.String(), proxy
 			}
 			at, toOld := reach()
-			run := exec.Command(older, "run", "-store", at, "-key", kit.LeaseKey.ID, "-replica", "old", "-ttl", failoverTTL.String(), "--", "sleep", "1000")
+			run := exec.Command(older, "run", "-store", at, "-key", testkit.LeaseKey.ID, "-replica", "old", "-ttl", failoverTTL.String(), "--", "sleep", "1000")
 			run.Stderr = &logs
 			require.NoError(t, run.Start())
 			t.Cleanup(func() { _ = run.Process.Signal(os.Interrupt); _ = run.Wait() })
 			at, toNew := reach()
-			store := kit.OpenPostgres(t, at, tenure.PostgresConfig{Logger: logger})
-			lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "new", TTL: *failoverTTL, Logger: logger})
-			coordinator := kit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: (&kit.Jobs{}).Run, Logger: logger}))
-			kit.RunCoordinator(t, t.Context(), coordinator)
+			store := testkit.OpenPostgres(t, at, tenure.PostgresConfig{Logger: logger})
+			lease := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "new", TTL: *failoverTTL, Logger: logger})
+			coordinator := testkit.Must(tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: (&testkit.Jobs{}).Run, Logger: logger}))
+			testkit.RunCoordinator(t, t.Context(), coordinator)
 
 			holds := func() string {
 				if coordinator.IsHolder() {
@@ -91,16 +91,16 @@ func TestAnOlderLibraryGoesOnBesideThisOne(t *testing.T) {
 				return is.Holder
 			}
 			handOver := func(to string) {
-				kit.Await(t, "handed over to "+to, func() bool {
+				testkit.Await(t, "handed over to "+to, func() bool {
 					if holds() == to {
 						return true
 					}
 					if to == "old" {
 						_ = lease.RequestHandover(t.Context(), to)
 					} else {
-						_ = exec.Command(older, "handover", "-store", at, "-key", kit.LeaseKey.ID, "-to", to).Run()
+						_ = exec.Command(older, "handover", "-store", at, "-key", testkit.LeaseKey.ID, "-to", to).Run()
 					}
-					kit.Sleep(t.Context(), time.Second)
+					testkit.Sleep(t.Context(), time.Second)
 					return holds() == to
 				})
 			}
@@ -124,7 +124,7 @@ func TestAnOlderLibraryGoesOnBesideThisOne(t *testing.T) {
 			require.NoError(t, f.standby.Promote())
 			toOld.Redirect(addressOf(t, f.standby))
 			toNew.Redirect(addressOf(t, f.standby))
-			kit.Await(t, "somebody holds", func() bool { return holds() != "" })
+			testkit.Await(t, "somebody holds", func() bool { return holds() != "" })
 			handOver(other) // whoever has kept it
 			handOver(lost)
 			settled := len(logs.String())

@@ -10,7 +10,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 var outranksRounds = flag.Int("outranks.rounds", 1, "how often a preferred replica returns, and how often it dies as soon as it has asked")
@@ -37,7 +36,7 @@ func (s dying) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCo
 func TestAPreferredReplicaReturns(t *testing.T) {
 	testkit.Slow(t)
 	const settle = 500 * time.Millisecond
-	kit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
+	testkit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
 		led, told := make(chan string, 100), make(chan time.Time, 1000)
 		start := func(store tenure.Store, name string, outranks bool) (stop func()) {
 			cfg := tenure.CoordinatorConfig{AcquireInterval: 200 * time.Millisecond, Reconcile: func(ctx context.Context) error {
@@ -49,7 +48,7 @@ func TestAPreferredReplicaReturns(t *testing.T) {
 			if outranks {
 				cfg.Outranks, cfg.Settle = func(h tenure.Holding) bool { return h.Holder != name }, settle
 			}
-			return kit.RunCoordinator(t, t.Context(), kit.Must(tenure.NewCoordinator(kit.NewLease(t, store, tenure.LeaseConfig{Holder: name}), cfg)))
+			return testkit.RunCoordinator(t, t.Context(), testkit.Must(tenure.NewCoordinator(testkit.NewLease(t, store, tenure.LeaseConfig{Holder: name}), cfg)))
 		}
 		store := open()
 		start(open(), "lesser", false)
@@ -77,6 +76,6 @@ func TestAPreferredReplicaReturns(t *testing.T) {
 			alone = append(alone, time.Since(<-told))
 		}
 		t.Logf("a preferred replica holds the lease %v after Settle, at most %v; if it dies, nobody holds it for %v, at most %v",
-			kit.Percentile(late, 50), kit.Percentile(late, 100-1), kit.Percentile(alone, 50), kit.Percentile(alone, 100-1))
+			testkit.Percentile(late, 50), testkit.Percentile(late, 100-1), testkit.Percentile(alone, 50), testkit.Percentile(alone, 100-1))
 	})
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -28,17 +28,17 @@ import (
 // a PgBouncer. pgx must not count on statements prepared in a session.
 func throughBouncer(t *testing.T, direct string) (bounced string) {
 	t.Helper()
-	return kit.StartBouncer(t, direct) + "&default_query_exec_mode=exec"
+	return testkit.StartBouncer(t, direct) + "&default_query_exec_mode=exec"
 }
 
 func TestThroughPgBouncerTheContractIsKept(t *testing.T) {
 	t.Parallel()
-	direct := kit.PostgresURL(t)
-	store := kit.OpenPostgres(t, throughBouncer(t, direct), tenure.PostgresConfig{})
-	kit.Migrate(t, store)
-	pool := kit.PostgresPool(t, direct)
+	direct := testkit.PostgresURL(t)
+	store := testkit.OpenPostgres(t, throughBouncer(t, direct), tenure.PostgresConfig{})
+	testkit.Migrate(t, store)
+	pool := testkit.PostgresPool(t, direct)
 	storetest.Run(t, func(t *testing.T) tenure.Store {
-		kit.ExecPostgres(t, pool, `TRUNCATE objects, objects_tombstones`)
+		testkit.ExecPostgres(t, pool, `TRUNCATE objects, objects_tombstones`)
 		return store
 	})
 }
@@ -47,94 +47,94 @@ func TestThroughPgBouncerTheContractIsKept(t *testing.T) {
 const silenceSQL = `UPDATE objects SET updated_at_ms = updated_at_ms - 60000`
 
 func TestThroughPgBouncerALeaseIsAcquiredRenewedStolenAndReleased(t *testing.T) {
-	ctx, direct := t.Context(), kit.PostgresURL(t)
+	ctx, direct := t.Context(), testkit.PostgresURL(t)
 	bounced := throughBouncer(t, direct)
-	kit.Migrate(t, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}))
-	a := kit.NewLease(t, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}), tenure.LeaseConfig{Holder: "a"})
-	b := kit.NewLease(t, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}), tenure.LeaseConfig{Holder: "b"})
+	testkit.Migrate(t, testkit.OpenPostgres(t, bounced, tenure.PostgresConfig{}))
+	a := testkit.NewLease(t, testkit.OpenPostgres(t, bounced, tenure.PostgresConfig{}), tenure.LeaseConfig{Holder: "a"})
+	b := testkit.NewLease(t, testkit.OpenPostgres(t, bounced, tenure.PostgresConfig{}), tenure.LeaseConfig{Holder: "b"})
 
 	first, err := a.TryAcquire(ctx)
-	kit.WantErr(t, err, nil)
-	kit.WantErr(t, a.Renew(ctx, first), nil)
+	testkit.WantErr(t, err, nil)
+	testkit.WantErr(t, a.Renew(ctx, first), nil)
 	_, err = b.AcquireOrSteal(ctx)
-	kit.WantErr(t, err, tenure.ErrHeld)
+	testkit.WantErr(t, err, tenure.ErrHeld)
 
-	kit.ExecPostgres(t, kit.PostgresPool(t, direct), silenceSQL)
+	testkit.ExecPostgres(t, testkit.PostgresPool(t, direct), silenceSQL)
 	second, err := b.StealExpired(ctx)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	var lost *tenure.LostError
 	if err := a.Renew(ctx, first); !errors.As(err, &lost) || lost.To == nil || lost.To.Holder != "b" {
 		t.Errorf("renewal of the stolen lease: got %v, want it lost to b", err)
 	}
-	kit.WantErr(t, a.Release(ctx, first), tenure.ErrLost)
+	testkit.WantErr(t, a.Release(ctx, first), tenure.ErrLost)
 
-	kit.WantErr(t, b.Renew(ctx, second), nil)
-	kit.WantErr(t, b.Release(ctx, second), nil)
+	testkit.WantErr(t, b.Renew(ctx, second), nil)
+	testkit.WantErr(t, b.Release(ctx, second), nil)
 	_, err = b.Read(ctx)
-	kit.WantErr(t, err, tenure.ErrNotFound)
-	third := kit.MustAcquire(t, a)
+	testkit.WantErr(t, err, tenure.ErrNotFound)
+	third := testkit.MustAcquire(t, a)
 	if tokens := []int64{first.Token(), second.Token(), third.Token()}; tokens[0] >= tokens[1] || tokens[1] >= tokens[2] {
 		t.Errorf("tokens do not increase: %v", tokens)
 	}
 }
 
 func TestThroughPgBouncerAStolenLeaseFencesItsFormerHolderOut(t *testing.T) {
-	ctx, direct := t.Context(), kit.PostgresURL(t)
-	bounced, pool := throughBouncer(t, direct), kit.PostgresPool(t, direct)
-	store := kit.OpenPostgres(t, bounced, tenure.PostgresConfig{})
-	kit.Migrate(t, store)
-	kit.ExecPostgres(t, pool, `CREATE TABLE ledger (note text)`)
-	term := kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{Holder: "old"}))
+	ctx, direct := t.Context(), testkit.PostgresURL(t)
+	bounced, pool := throughBouncer(t, direct), testkit.PostgresPool(t, direct)
+	store := testkit.OpenPostgres(t, bounced, tenure.PostgresConfig{})
+	testkit.Migrate(t, store)
+	testkit.ExecPostgres(t, pool, `CREATE TABLE ledger (note text)`)
+	term := testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "old"}))
 	fenced, err := tenure.Fence(store, term)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	insert := func(tx pgx.Tx) error { _, err := tx.Exec(ctx, `INSERT INTO ledger VALUES ('x')`); return err }
 
-	kit.WantErr(t, store.Fenced(ctx, term, insert), nil)
-	kept := kit.Put(t, fenced, tenure.Object{Key: tenure.Key{Type: "t", ID: "kept"}})
-	gone := kit.Put(t, fenced, tenure.Object{Key: tenure.Key{Type: "t", ID: "gone"}})
+	testkit.WantErr(t, store.Fenced(ctx, term, insert), nil)
+	kept := testkit.Put(t, fenced, tenure.Object{Key: tenure.Key{Type: "t", ID: "kept"}})
+	gone := testkit.Put(t, fenced, tenure.Object{Key: tenure.Key{Type: "t", ID: "gone"}})
 	gone, err = fenced.PutIf(ctx, gone, tenure.IfVersion(gone.Version))
-	kit.WantErr(t, err, nil)
-	kit.WantErr(t, fenced.DeleteIf(ctx, gone.Key, tenure.IfVersion(gone.Version)), nil)
+	testkit.WantErr(t, err, nil)
+	testkit.WantErr(t, fenced.DeleteIf(ctx, gone.Key, tenure.IfVersion(gone.Version)), nil)
 
-	kit.ExecPostgres(t, pool, silenceSQL)
-	kit.MustAcquire(t, kit.NewLease(t, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}), tenure.LeaseConfig{Holder: "new"}))
-	kit.WantErr(t, store.Fenced(ctx, term, insert), tenure.ErrLost)
+	testkit.ExecPostgres(t, pool, silenceSQL)
+	testkit.MustAcquire(t, testkit.NewLease(t, testkit.OpenPostgres(t, bounced, tenure.PostgresConfig{}), tenure.LeaseConfig{Holder: "new"}))
+	testkit.WantErr(t, store.Fenced(ctx, term, insert), tenure.ErrLost)
 	_, err = fenced.PutIf(ctx, gone, tenure.IfAbsent())
-	kit.WantErr(t, err, tenure.ErrLost)
+	testkit.WantErr(t, err, tenure.ErrLost)
 	_, err = fenced.PutIf(ctx, kept, tenure.IfVersion(kept.Version))
-	kit.WantErr(t, err, tenure.ErrLost)
-	kit.WantErr(t, fenced.DeleteIf(ctx, kept.Key, tenure.IfVersion(kept.Version)), tenure.ErrLost)
+	testkit.WantErr(t, err, tenure.ErrLost)
+	testkit.WantErr(t, fenced.DeleteIf(ctx, kept.Key, tenure.IfVersion(kept.Version)), tenure.ErrLost)
 
 	var rows int
-	kit.WantErr(t, pool.QueryRow(ctx, `SELECT count(*) FROM ledger`).Scan(&rows), nil)
+	testkit.WantErr(t, pool.QueryRow(ctx, `SELECT count(*) FROM ledger`).Scan(&rows), nil)
 	if rows != 1 {
 		t.Errorf("%d rows, want 1", rows)
 	}
 	_, err = store.Get(ctx, gone.Key)
-	kit.WantErr(t, err, tenure.ErrNotFound)
+	testkit.WantErr(t, err, tenure.ErrNotFound)
 	if got, err := store.Get(ctx, kept.Key); err != nil || got.Version != kept.Version {
 		t.Errorf("got version %d, %v; want %d", got.Version, err, kept.Version)
 	}
 }
 
 func TestThroughPgBouncerACoordinatorHandsOverToAnother(t *testing.T) {
-	bounced, l := throughBouncer(t, kit.PostgresURL(t)), kit.NewJobLog(t)
-	kit.Migrate(t, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}))
+	bounced, l := throughBouncer(t, testkit.PostgresURL(t)), testkit.NewJobLog(t)
+	testkit.Migrate(t, testkit.OpenPostgres(t, bounced, tenure.PostgresConfig{}))
 	cfg := tenure.CoordinatorConfig{RenewInterval: 50 * time.Millisecond, AcquireInterval: 50 * time.Millisecond}
-	store := kit.OpenPostgres(t, bounced, tenure.PostgresConfig{})
-	a, stop := kit.StartCoordinator(t, l, store, "a", cfg)
-	kit.Await(t, "a's job runs", func() bool { return l.Holder() == "a" })
-	b, _ := kit.StartCoordinator(t, l, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}), "b", cfg)
-	kit.Await(t, "b knows that a holds the lease", func() bool { return b.Status().Holder == "a" })
-	kit.Await(t, "a has renewed it", func() bool {
-		h, err := kit.NewLease(t, store, tenure.LeaseConfig{}).Read(t.Context())
-		kit.WantErr(t, err, nil)
+	store := testkit.OpenPostgres(t, bounced, tenure.PostgresConfig{})
+	a, stop := testkit.StartCoordinator(t, l, store, "a", cfg)
+	testkit.Await(t, "a's job runs", func() bool { return l.Holder() == "a" })
+	b, _ := testkit.StartCoordinator(t, l, testkit.OpenPostgres(t, bounced, tenure.PostgresConfig{}), "b", cfg)
+	testkit.Await(t, "b knows that a holds the lease", func() bool { return b.Status().Holder == "a" })
+	testkit.Await(t, "a has renewed it", func() bool {
+		h, err := testkit.NewLease(t, store, tenure.LeaseConfig{}).Read(t.Context())
+		testkit.WantErr(t, err, nil)
 		return h.RenewedAt.After(h.AcquiredAt)
 	})
 	token := a.Status().Token
 
 	stop()
-	kit.Await(t, "b's job runs", func() bool { return l.Holder() == "b" })
+	testkit.Await(t, "b's job runs", func() bool { return l.Holder() == "b" })
 	if got := b.Status().Token; got <= token {
 		t.Errorf("token %d follows %d", got, token)
 	}
@@ -146,17 +146,17 @@ func TestThroughPgBouncerACoordinatorHandsOverToAnother(t *testing.T) {
 // eachSession asks all sessions that the clients of a bouncer share.
 func eachSession(t *testing.T, bounced, query string) (answers []string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
-	pool := kit.PostgresPool(t, bounced+"&pool_max_conns=5")
+	pool := testkit.PostgresPool(t, bounced+"&pool_max_conns=5")
 	var pids []int
 	for range 5 { // as many transactions at once as there are sessions
 		tx, err := pool.Begin(ctx)
-		kit.WantErr(t, err, nil)
+		testkit.WantErr(t, err, nil)
 		defer tx.Rollback(ctx)
 		var pid int
 		var answer string
-		kit.WantErr(t, tx.QueryRow(ctx, `SELECT pg_backend_pid(), (`+query+`)::text`).Scan(&pid, &answer), nil)
+		testkit.WantErr(t, tx.QueryRow(ctx, `SELECT pg_backend_pid(), (`+query+`)::text`).Scan(&pid, &answer), nil)
 		if slices.Contains(pids, pid) {
 			t.Fatalf("session %d serves two transactions at once", pid)
 		}
@@ -166,34 +166,34 @@ func eachSession(t *testing.T, bounced, query string) (answers []string) {
 }
 
 func TestThroughPgBouncerALockTimeoutEndsTheWaitOfItsClientAlone(t *testing.T) {
-	direct := kit.PostgresURL(t)
-	bounced, pool := throughBouncer(t, direct), kit.PostgresPool(t, direct)
-	store := kit.OpenPostgres(t, bounced, tenure.PostgresConfig{})
-	kit.Migrate(t, store)
+	direct := testkit.PostgresURL(t)
+	bounced, pool := throughBouncer(t, direct), testkit.PostgresPool(t, direct)
+	store := testkit.OpenPostgres(t, bounced, tenure.PostgresConfig{})
+	testkit.Migrate(t, store)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 
 	// Each write sets a lock_timeout, as its context has a deadline.
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
 	term, err := lease.TryAcquire(ctx)
-	kit.WantErr(t, err, nil)
-	kit.WantErr(t, lease.Renew(ctx, term), nil)
+	testkit.WantErr(t, err, nil)
+	testkit.WantErr(t, lease.Renew(ctx, term), nil)
 	fence, err := tenure.Fence(store, term)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	for _, store := range []tenure.Store{store, fence} {
 		obj, err := store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}, tenure.IfAbsent())
-		kit.WantErr(t, err, nil)
+		testkit.WantErr(t, err, nil)
 		obj, err = store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
-		kit.WantErr(t, err, nil)
-		kit.WantErr(t, store.DeleteIf(ctx, obj.Key, tenure.IfVersion(obj.Version)), nil)
+		testkit.WantErr(t, err, nil)
+		testkit.WantErr(t, store.DeleteIf(ctx, obj.Key, tenure.IfVersion(obj.Version)), nil)
 	}
-	kit.WantErr(t, store.Fenced(ctx, term, func(pgx.Tx) error { return nil }), nil)
+	testkit.WantErr(t, store.Fenced(ctx, term, func(pgx.Tx) error { return nil }), nil)
 
-	obj := kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
+	obj := testkit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
 	tx, err := pool.Begin(ctx)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	defer tx.Rollback(ctx)
-	kit.ExecPostgres(t, tx, `SELECT 1 FROM objects FOR UPDATE`)
+	testkit.ExecPostgres(t, tx, `SELECT 1 FROM objects FOR UPDATE`)
 	for name, write := range map[string]func(context.Context) error{
 		"replace": func(ctx context.Context) error {
 			_, err := store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
@@ -207,45 +207,45 @@ func TestThroughPgBouncerALockTimeoutEndsTheWaitOfItsClientAlone(t *testing.T) {
 			t.Errorf("%s: got %v, want the server's lock timeout", name, err)
 		}
 	}
-	kit.WantErr(t, tx.Rollback(ctx), nil)
-	kit.WantErr(t, lease.Release(ctx, term), nil)
+	testkit.WantErr(t, tx.Rollback(ctx), nil)
+	testkit.WantErr(t, lease.Release(ctx, term), nil)
 
 	const ask = `SELECT current_setting('lock_timeout')`
 	if got, want := eachSession(t, bounced, ask), []string{"0", "0", "0", "0", "0"}; !slices.Equal(got, want) {
 		t.Errorf("other clients meet lock_timeout %v, want %v", got, want)
 	}
-	kit.ExecPostgres(t, kit.PostgresPool(t, bounced), `SET lock_timeout = '123ms'`)
+	testkit.ExecPostgres(t, testkit.PostgresPool(t, bounced), `SET lock_timeout = '123ms'`)
 	if got := eachSession(t, bounced, ask); !slices.Contains(got, "123ms") {
 		t.Errorf("the test does not catch a plain SET: other clients meet %v", got)
 	}
 }
 
 func TestThroughPgBouncerAnOperationIsOneRoundTrip(t *testing.T) {
-	direct := kit.PostgresURL(t)
-	kit.Migrate(t, kit.OpenPostgres(t, direct, tenure.PostgresConfig{}))
+	direct := testkit.PostgresURL(t)
+	testkit.Migrate(t, testkit.OpenPostgres(t, direct, tenure.PostgresConfig{}))
 	counted, trips := countRoundTrips(t, throughBouncer(t, direct))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	store := kit.OpenPostgres(t, counted+"&pool_max_conns=1", tenure.PostgresConfig{})
+	store := testkit.OpenPostgres(t, counted+"&pool_max_conns=1", tenure.PostgresConfig{})
 	oneTrip := func(what string, do func() error) {
 		t.Helper()
 		before := trips()
-		kit.WantErr(t, do(), nil)
+		testkit.WantErr(t, do(), nil)
 		if got := trips() - before; got != 1 {
 			t.Errorf("%s took %d round trips, want 1", what, got)
 		}
 	}
 
-	_, err := store.Get(ctx, kit.LeaseKey) // connects
-	kit.WantErr(t, err, tenure.ErrNotFound)
+	_, err := store.Get(ctx, testkit.LeaseKey) // connects
+	testkit.WantErr(t, err, tenure.ErrNotFound)
 	_, err = store.Lineage(ctx) // as a process does once
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
 	var term *tenure.Term
 	oneTrip("acquire", func() (err error) { term, err = lease.TryAcquire(ctx); return err })
 	oneTrip("a create that is refused", func() error {
-		if _, err := store.PutIf(ctx, tenure.Object{Key: kit.LeaseKey}, tenure.IfAbsent()); !errors.Is(err, tenure.ErrExists) {
+		if _, err := store.PutIf(ctx, tenure.Object{Key: testkit.LeaseKey}, tenure.IfAbsent()); !errors.Is(err, tenure.ErrExists) {
 			return fmt.Errorf("got %w", err)
 		}
 		return nil
@@ -253,7 +253,7 @@ func TestThroughPgBouncerAnOperationIsOneRoundTrip(t *testing.T) {
 	oneTrip("renew", func() error { return lease.Renew(ctx, term) })
 	oneTrip("read", func() error { _, err := lease.Read(ctx); return err })
 	fence, err := tenure.Fence(store, term)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	for name, store := range map[string]tenure.Store{"": store, "fenced ": fence} {
 		obj := tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}}
 		write := func(cond tenure.WriteCondition) func() error {
@@ -285,10 +285,10 @@ func (l lines) Write(p []byte) (int, error) {
 func openDeaf(t *testing.T, bounced string) *tenure.PostgresStore {
 	t.Helper()
 	log := make(lines, 10)
-	store := kit.OpenPostgres(t, bounced, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(log, nil))})
-	watch := store.Watch(kit.LeaseKey)
+	store := testkit.OpenPostgres(t, bounced, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(log, nil))})
+	watch := store.Watch(testkit.LeaseKey)
 	t.Cleanup(watch.Stop)
-	for timeout, said := time.After(kit.Patience), false; !said; {
+	for timeout, said := time.After(testkit.Patience), false; !said; {
 		select {
 		case line := <-log:
 			said = strings.Contains(line, "did not arrive")
@@ -303,24 +303,24 @@ func openDeaf(t *testing.T, bounced string) *tenure.PostgresStore {
 }
 
 func TestThroughPgBouncerAStandbyThatHearsNothingPolls(t *testing.T) {
-	bounced, l := throughBouncer(t, kit.PostgresURL(t)), kit.NewJobLog(t)
-	kit.Migrate(t, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}))
-	_, stop := kit.StartCoordinator(t, l, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}), "a", tenure.CoordinatorConfig{})
-	kit.Await(t, "a's job runs", func() bool { return l.Holder() == "a" })
-	b, _ := kit.StartCoordinator(t, l, openDeaf(t, bounced), "b", tenure.CoordinatorConfig{AcquireInterval: 100 * time.Millisecond})
-	kit.Await(t, "b knows that a holds the lease", func() bool { return b.Status().Holder == "a" })
+	bounced, l := throughBouncer(t, testkit.PostgresURL(t)), testkit.NewJobLog(t)
+	testkit.Migrate(t, testkit.OpenPostgres(t, bounced, tenure.PostgresConfig{}))
+	_, stop := testkit.StartCoordinator(t, l, testkit.OpenPostgres(t, bounced, tenure.PostgresConfig{}), "a", tenure.CoordinatorConfig{})
+	testkit.Await(t, "a's job runs", func() bool { return l.Holder() == "a" })
+	b, _ := testkit.StartCoordinator(t, l, openDeaf(t, bounced), "b", tenure.CoordinatorConfig{AcquireInterval: 100 * time.Millisecond})
+	testkit.Await(t, "b knows that a holds the lease", func() bool { return b.Status().Holder == "a" })
 
 	stop()
 	released := time.Now()
-	kit.Await(t, "b's job runs", func() bool { return l.Holder() == "b" })
+	testkit.Await(t, "b's job runs", func() bool { return l.Holder() == "b" })
 	if took := time.Since(released); took > 20*time.Second { // and not the TTL
 		t.Errorf("the handover took %v, with an AcquireInterval of 100ms", took)
 	}
 }
 
 func TestThroughPgBouncerAStoreThatHearsNothingLeavesNoListenBehind(t *testing.T) {
-	bounced := throughBouncer(t, kit.PostgresURL(t))
-	kit.Migrate(t, kit.OpenPostgres(t, bounced, tenure.PostgresConfig{}))
+	bounced := throughBouncer(t, testkit.PostgresURL(t))
+	testkit.Migrate(t, testkit.OpenPostgres(t, bounced, tenure.PostgresConfig{}))
 	openDeaf(t, bounced)
 	const ask = `SELECT count(*) FROM pg_listening_channels()`
 	if got, want := eachSession(t, bounced, ask), []string{"0", "0", "0", "0", "0"}; !slices.Equal(got, want) {
@@ -329,22 +329,22 @@ func TestThroughPgBouncerAStoreThatHearsNothingLeavesNoListenBehind(t *testing.T
 }
 
 func TestBesidePgBouncerAListenURLWakesTheStandby(t *testing.T) {
-	direct := kit.PostgresURL(t)
-	bounced, l := throughBouncer(t, direct), kit.NewJobLog(t)
+	direct := testkit.PostgresURL(t)
+	bounced, l := throughBouncer(t, direct), testkit.NewJobLog(t)
 	cfg := tenure.PostgresConfig{ListenURL: direct}
-	kit.Migrate(t, kit.OpenPostgres(t, bounced, cfg))
-	_, stop := kit.StartCoordinator(t, l, kit.OpenPostgres(t, bounced, cfg), "a", tenure.CoordinatorConfig{})
-	kit.Await(t, "a's job runs", func() bool { return l.Holder() == "a" })
-	store := kit.OpenPostgres(t, bounced, cfg)
-	watch := store.Watch(kit.LeaseKey)
+	testkit.Migrate(t, testkit.OpenPostgres(t, bounced, cfg))
+	_, stop := testkit.StartCoordinator(t, l, testkit.OpenPostgres(t, bounced, cfg), "a", tenure.CoordinatorConfig{})
+	testkit.Await(t, "a's job runs", func() bool { return l.Holder() == "a" })
+	store := testkit.OpenPostgres(t, bounced, cfg)
+	watch := store.Watch(testkit.LeaseKey)
 	defer watch.Stop()
-	b, _ := kit.StartCoordinator(t, l, store, "b", tenure.CoordinatorConfig{AcquireInterval: time.Hour})
-	kit.Await(t, "b knows that a holds the lease", func() bool { return b.Status().Holder == "a" })
-	kit.Await(t, "b listens", watch.Live)
+	b, _ := testkit.StartCoordinator(t, l, store, "b", tenure.CoordinatorConfig{AcquireInterval: time.Hour})
+	testkit.Await(t, "b knows that a holds the lease", func() bool { return b.Status().Holder == "a" })
+	testkit.Await(t, "b listens", watch.Live)
 
 	stop()
 	released := time.Now()
-	kit.Await(t, "b's job runs", func() bool { return l.Holder() == "b" })
+	testkit.Await(t, "b's job runs", func() bool { return l.Holder() == "b" })
 	if took := time.Since(released); took > 20*time.Second { // and not the TTL
 		t.Errorf("the handover took %v", took)
 	}
@@ -362,11 +362,11 @@ func TestAPoolerThatComesInBetweenIsFoundOut(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			direct := kit.PostgresURL(t)
+			direct := testkit.PostgresURL(t)
 			config, err := pgxpool.ParseConfig(throughBouncer(t, direct))
-			kit.WantErr(t, err, nil)
+			testkit.WantErr(t, err, nil)
 			server, err := pgx.ParseConfig(direct)
-			kit.WantErr(t, err, nil)
+			testkit.WantErr(t, err, nil)
 			dial := config.ConnConfig.DialFunc
 			var between atomic.Bool
 			config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -376,18 +376,18 @@ func TestAPoolerThatComesInBetweenIsFoundOut(t *testing.T) {
 				return dial(ctx, network, address)
 			}
 			pool, err := pgxpool.NewWithConfig(t.Context(), config)
-			kit.WantErr(t, err, nil)
+			testkit.WantErr(t, err, nil)
 			t.Cleanup(pool.Close)
-			store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true}))
+			store := testkit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true}))
 			t.Cleanup(func() { store.Close() })
-			kit.Migrate(t, store)
-			lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-			term := kit.MustAcquire(t, lease)
+			testkit.Migrate(t, store)
+			lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+			term := testkit.MustAcquire(t, lease)
 
 			between.Store(true)
-			kit.ExecPostgres(t, kit.PostgresPool(t, direct), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+			testkit.ExecPostgres(t, testkit.PostgresPool(t, direct), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 				WHERE datname = current_database() AND pid <> pg_backend_pid()`)
-			for range kit.LeaseConns + 1 { // as many may be told by a connection that was there
+			for range testkit.LeaseConns + 1 { // as many may be told by a connection that was there
 				if err = call(t.Context(), lease, term); err == nil {
 					return
 				}

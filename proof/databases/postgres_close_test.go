@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // stall makes a server hang, with all its connections, until the test ends: the
@@ -22,16 +22,16 @@ import (
 func stall(t *testing.T, url string) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	var postmaster string
-	kit.WantErr(t, conn.QueryRow(t.Context(), `SELECT pg_read_file('postmaster.pid')`).Scan(&postmaster), nil)
+	testkit.WantErr(t, conn.QueryRow(t.Context(), `SELECT pg_read_file('postmaster.pid')`).Scan(&postmaster), nil)
 	var pids []int
-	kit.WantErr(t, conn.QueryRow(t.Context(), `SELECT array_agg(pid) FROM pg_stat_activity WHERE backend_type = 'client backend'`).Scan(&pids), nil)
+	testkit.WantErr(t, conn.QueryRow(t.Context(), `SELECT array_agg(pid) FROM pg_stat_activity WHERE backend_type = 'client backend'`).Scan(&pids), nil)
 	parent, err := strconv.Atoi(strings.Fields(postmaster)[0])
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	pids = append(pids, parent)
 	for _, pid := range pids {
-		kit.WantErr(t, syscall.Kill(pid, syscall.SIGSTOP), nil)
+		testkit.WantErr(t, syscall.Kill(pid, syscall.SIGSTOP), nil)
 	}
 	t.Cleanup(func() {
 		for _, pid := range pids {
@@ -45,29 +45,29 @@ func TestCloseDoesNotWaitForAServerThatHangs(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]func(t *testing.T, url string) *tenure.PostgresStore{
 		"with a pool of its own": func(t *testing.T, url string) *tenure.PostgresStore {
-			return kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+			return testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
 		},
 		"with a ListenURL": func(t *testing.T, url string) *tenure.PostgresStore {
-			return kit.OpenPostgres(t, url, tenure.PostgresConfig{ListenURL: url})
+			return testkit.OpenPostgres(t, url, tenure.PostgresConfig{ListenURL: url})
 		},
 		"with the caller's pool": func(t *testing.T, url string) *tenure.PostgresStore {
 			pool, err := pgxpool.New(t.Context(), url)
-			kit.WantErr(t, err, nil)
+			testkit.WantErr(t, err, nil)
 			go func() { // not the store's to close, and slow to
 				<-t.Context().Done()
 				pool.Close()
 			}()
-			return kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet}))
+			return testkit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: testkit.Quiet}))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			server := kit.StartPostgres(t)
+			server := testkit.StartPostgres(t)
 			before := stacksOf("tenurelib/tenure.", "internal/listen.")
 			store := open(t, server.URL())
-			kit.Migrate(t, store)
-			lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-			term := kit.MustAcquire(t, lease)
-			kit.LiveWatch(t, store, kit.LeaseKey)
+			testkit.Migrate(t, store)
+			lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+			term := testkit.MustAcquire(t, lease)
+			testkit.LiveWatch(t, store, testkit.LeaseKey)
 			stall(t, server.URL())
 			soon, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			defer cancel()
@@ -78,7 +78,7 @@ func TestCloseDoesNotWaitForAServerThatHangs(t *testing.T) {
 			go func() { under <- lease.Renew(context.Background(), term) }()
 
 			began := time.Now()
-			kit.WantErr(t, store.Close(), nil)
+			testkit.WantErr(t, store.Close(), nil)
 			if took := time.Since(began); took > 10*time.Second {
 				t.Errorf("Close took %v", took)
 			}
@@ -90,7 +90,7 @@ func TestCloseDoesNotWaitForAServerThatHangs(t *testing.T) {
 			case <-time.After(10 * time.Second):
 				t.Error("a call that was under way goes on")
 			}
-			kit.Await(t, "no goroutine is left", func() bool { return stacksOf("tenurelib/tenure.", "internal/listen.") <= before })
+			testkit.Await(t, "no goroutine is left", func() bool { return stacksOf("tenurelib/tenure.", "internal/listen.") <= before })
 		})
 	}
 }

@@ -15,21 +15,20 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // backends are the connections of that name, in order.
 func backends(t *testing.T, admin *pgx.Conn, name string) (pids []int) {
 	t.Helper()
 	err := admin.QueryRow(t.Context(), `SELECT coalesce(array_agg(pid ORDER BY pid), '{}') FROM pg_stat_activity WHERE application_name = $1`, name).Scan(&pids)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	return pids
 }
 
 func connectPostgres(t *testing.T, url string) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	t.Cleanup(func() { conn.Close(context.Background()) })
 	return conn
 }
@@ -68,20 +67,20 @@ func fill(t *testing.T, url string) (stop func()) {
 func leaseOnly(t *testing.T, url, name string, lifetime, idle time.Duration) *tenure.PostgresStore {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(url + "&application_name=" + name)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	config.MaxConnLifetime, config.MaxConnIdleTime, config.HealthCheckPeriod = lifetime, idle, 10*time.Millisecond
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	t.Cleanup(pool.Close)
-	store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true, Logger: kit.Quiet}))
+	store := testkit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true, Logger: testkit.Quiet}))
 	t.Cleanup(func() { store.Close() })
 	return store
 }
 
 func TestALeaseKeepsItsConnectionWhileTheServerHasNoOther(t *testing.T) {
 	t.Parallel()
-	server := kit.StartPostgres(t, "max_connections=12", "superuser_reserved_connections=0", "autovacuum=off")
-	kit.Migrate(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
+	server := testkit.StartPostgres(t, "max_connections=12", "superuser_reserved_connections=0", "autovacuum=off")
+	testkit.Migrate(t, testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
 	const short = 20 * time.Millisecond
 	for name, limits := range map[string]struct{ lifetime, idle time.Duration }{
 		"of a short life":       {short, time.Hour},
@@ -91,8 +90,8 @@ func TestALeaseKeepsItsConnectionWhileTheServerHasNoOther(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			admin := connectPostgres(t, server.URL())
 			store := leaseOnly(t, server.URL(), "leases", limits.lifetime, limits.idle)
-			lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-			term := kit.MustAcquire(t, lease)
+			lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+			term := testkit.MustAcquire(t, lease)
 			renew := func() {
 				t.Helper()
 				if err := lease.Renew(t.Context(), term); err != nil {
@@ -114,15 +113,15 @@ func TestALeaseKeepsItsConnectionWhileTheServerHasNoOther(t *testing.T) {
 			}
 			stop()
 			if limits.lifetime == short {
-				kit.Await(t, "the connection is replaced when there is a slot", func() bool {
+				testkit.Await(t, "the connection is replaced when there is a slot", func() bool {
 					renew()
 					now := backends(t, admin, "leases")
 					return len(now) > 0 && !slices.ContainsFunc(now, func(pid int) bool { return !isNew(pid) })
 				})
 			}
-			kit.WantErr(t, lease.Release(t.Context(), term), nil)
-			kit.WantErr(t, store.Close(), nil)
-			kit.Await(t, "no connection is left", func() bool { return len(backends(t, admin, "leases")) == 0 })
+			testkit.WantErr(t, lease.Release(t.Context(), term), nil)
+			testkit.WantErr(t, store.Close(), nil)
+			testkit.Await(t, "no connection is left", func() bool { return len(backends(t, admin, "leases")) == 0 })
 		})
 	}
 }
@@ -130,17 +129,17 @@ func TestALeaseKeepsItsConnectionWhileTheServerHasNoOther(t *testing.T) {
 // As where a password is fetched for each new connection.
 func TestALeasesConnectionIsReplacedWhenItsLifetimeIsOver(t *testing.T) {
 	testkit.Slow(t)
-	url := kit.PostgresURL(t)
-	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	url := testkit.PostgresURL(t)
+	testkit.Migrate(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	admin := connectPostgres(t, url)
 	before := goroutines()
 	store := leaseOnly(t, url, "replaced", 10*time.Millisecond, time.Hour)
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-	term := kit.MustAcquire(t, lease)
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+	term := testkit.MustAcquire(t, lease)
 	var all, most int
 	var seen []int
-	kit.Await(t, "it is replaced twice", func() bool {
-		kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+	testkit.Await(t, "it is replaced twice", func() bool {
+		testkit.WantErr(t, lease.Renew(t.Context(), term), nil)
 		now := backends(t, admin, "replaced")
 		most = max(most, len(now))
 		for _, pid := range now {
@@ -154,34 +153,34 @@ func TestALeasesConnectionIsReplacedWhenItsLifetimeIsOver(t *testing.T) {
 	if most > 3 { // the old, the new, and one that is about to be gone
 		t.Errorf("%d connections at once", most)
 	}
-	kit.WantErr(t, store.Close(), nil)
+	testkit.WantErr(t, store.Close(), nil)
 	store.Pool().Close()
-	kit.Await(t, "no goroutine is left", func() bool { return goroutines() <= before })
-	kit.Await(t, "no connection is left", func() bool { return len(backends(t, admin, "replaced")) == 0 })
+	testkit.Await(t, "no goroutine is left", func() bool { return goroutines() <= before })
+	testkit.Await(t, "no connection is left", func() bool { return len(backends(t, admin, "replaced")) == 0 })
 }
 
 // hung begins a renewal of a lease that the server does not answer.
 func hung(ctx context.Context, t *testing.T, store *tenure.PostgresStore, pool *pgxpool.Pool) (done chan error) {
 	t.Helper()
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "hung"}})
-	term := kit.MustAcquire(t, lease)
-	kit.ExecPostgres(t, pool, `CREATE OR REPLACE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(3600); RETURN NEW; END$$`)
-	kit.ExecPostgres(t, pool, `DROP TRIGGER IF EXISTS hang ON objects`)
-	kit.ExecPostgres(t, pool, `CREATE TRIGGER hang BEFORE UPDATE ON objects FOR EACH ROW WHEN (NEW.id = 'hung') EXECUTE FUNCTION hang()`)
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "hung"}})
+	term := testkit.MustAcquire(t, lease)
+	testkit.ExecPostgres(t, pool, `CREATE OR REPLACE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(3600); RETURN NEW; END$$`)
+	testkit.ExecPostgres(t, pool, `DROP TRIGGER IF EXISTS hang ON objects`)
+	testkit.ExecPostgres(t, pool, `CREATE TRIGGER hang BEFORE UPDATE ON objects FOR EACH ROW WHEN (NEW.id = 'hung') EXECUTE FUNCTION hang()`)
 	done = make(chan error, 1)
 	go func() { done <- lease.Renew(ctx, term) }()
-	kit.AwaitHung(t, pool, 1)
+	testkit.AwaitHung(t, pool, 1)
 	return done
 }
 
 func TestACallThatItsCallerCancelsLeavesTheConnectionsOfOtherLeases(t *testing.T) {
 	testkit.Slow(t)
-	url := kit.PostgresURL(t)
-	pool, admin := kit.PostgresPool(t, url), connectPostgres(t, url)
-	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	url := testkit.PostgresURL(t)
+	pool, admin := testkit.PostgresPool(t, url), connectPostgres(t, url)
+	testkit.Migrate(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	store := leaseOnly(t, url, "cancelled", 0, time.Hour)
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-	term := kit.MustAcquire(t, lease)
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+	term := testkit.MustAcquire(t, lease)
 	var before []int
 	for inTime := false; !inTime; { // a call that has waited for a second casts doubt on the server
 		openThree(t, lease, pool)
@@ -190,12 +189,12 @@ func TestACallThatItsCallerCancelsLeavesTheConnectionsOfOtherLeases(t *testing.T
 		done := hung(ctx, t, store, pool) // after it no call is answered, which would clear the server
 		before = backends(t, admin, "cancelled")
 		cancel()
-		kit.WantErr(t, <-done, context.Canceled)
+		testkit.WantErr(t, <-done, context.Canceled)
 		inTime = time.Since(began) < time.Second
 	}
-	kit.Await(t, "the connection of the call is closed", func() bool { return len(backends(t, admin, "cancelled")) == len(before)-1 })
+	testkit.Await(t, "the connection of the call is closed", func() bool { return len(backends(t, admin, "cancelled")) == len(before)-1 })
 	for range 100 { // other connections would be opened meanwhile
-		kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+		testkit.WantErr(t, lease.Renew(t.Context(), term), nil)
 	}
 	for _, pid := range backends(t, admin, "cancelled") {
 		if !slices.Contains(before, pid) {
@@ -208,18 +207,18 @@ func TestACallThatItsCallerCancelsLeavesTheConnectionsOfOtherLeases(t *testing.T
 func openThree(t *testing.T, lease *tenure.Lease, pool *pgxpool.Pool) {
 	t.Helper()
 	tx, err := pool.Begin(t.Context())
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	_, err = tx.Exec(t.Context(), `LOCK TABLE objects IN ACCESS EXCLUSIVE MODE`)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	var reads sync.WaitGroup
 	for range 3 {
 		reads.Go(func() {
 			_, err := lease.AcquireOrSteal(t.Context())
-			kit.WantErr(t, err, tenure.ErrHeld)
+			testkit.WantErr(t, err, tenure.ErrHeld)
 		})
 	}
-	kit.Await(t, "all wait", func() bool { return kit.LockWaits(t, pool) == 3 })
-	kit.WantErr(t, tx.Rollback(t.Context()), nil)
+	testkit.Await(t, "all wait", func() bool { return testkit.LockWaits(t, pool) == 3 })
+	testkit.WantErr(t, tx.Rollback(t.Context()), nil)
 	reads.Wait()
 }
 
@@ -227,57 +226,57 @@ func TestACallThatIsNotAnsweredHasTheOtherConnectionsReplacedWhereTheServerHasSo
 	testkit.Slow(t)
 	for name, slots := range map[string]int{"no slot": 0, "any": -1} {
 		t.Run(name, func(t *testing.T) {
-			url, owner := kit.AsWorker(t)
+			url, owner := testkit.AsWorker(t)
 			admin := connectPostgres(t, owner.Config().ConnString())
 			store := leaseOnly(t, url, "unanswered", 0, time.Hour)
-			lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-			term := kit.MustAcquire(t, lease)
+			lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+			term := testkit.MustAcquire(t, lease)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			openThree(t, lease, owner)
 			done := hung(ctx, t, store, owner) // after it no call is answered
 			before := backends(t, admin, "unanswered")
-			kit.ExecPostgres(t, owner, fmt.Sprintf(`ALTER ROLE worker_%s CONNECTION LIMIT %d`, owner.Config().ConnConfig.Database, slots))
-			kit.Sleep(t.Context(), 1100*time.Millisecond) // long enough to blame the server
+			testkit.ExecPostgres(t, owner, fmt.Sprintf(`ALTER ROLE worker_%s CONNECTION LIMIT %d`, owner.Config().ConnConfig.Database, slots))
+			testkit.Sleep(t.Context(), 1100*time.Millisecond) // long enough to blame the server
 			cancel()
-			kit.WantErr(t, <-done, context.Canceled)
+			testkit.WantErr(t, <-done, context.Canceled)
 			for range 20 {
-				kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+				testkit.WantErr(t, lease.Renew(t.Context(), term), nil)
 			}
 			if slots != 0 {
-				kit.Await(t, "all are replaced", func() bool {
-					kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+				testkit.Await(t, "all are replaced", func() bool {
+					testkit.WantErr(t, lease.Renew(t.Context(), term), nil)
 					return !slices.ContainsFunc(backends(t, admin, "unanswered"), func(pid int) bool { return slices.Contains(before, pid) })
 				})
 			}
-			kit.WantErr(t, lease.Release(t.Context(), term), nil)
+			testkit.WantErr(t, lease.Release(t.Context(), term), nil)
 		})
 	}
 }
 
 func TestARoleWhoseSessionsMayNotIdleKeepsALeasesConnection(t *testing.T) {
 	testkit.Slow(t)
-	url, owner := kit.AsWorker(t)
+	url, owner := testkit.AsWorker(t)
 	admin := connectPostgres(t, owner.Config().ConnString())
 	var version int
-	kit.WantErr(t, admin.QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int`).Scan(&version), nil)
+	testkit.WantErr(t, admin.QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int`).Scan(&version), nil)
 	if version < 140000 {
 		t.Skip("the server has no idle_session_timeout")
 	}
-	kit.ExecPostgres(t, owner, `ALTER ROLE worker_`+owner.Config().ConnConfig.Database+` SET idle_session_timeout = '3s'`)
-	var log kit.SyncBuffer
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-	term := kit.MustAcquire(t, lease)
-	kit.LiveWatch(t, store, kit.LeaseKey)
+	testkit.ExecPostgres(t, owner, `ALTER ROLE worker_`+owner.Config().ConnConfig.Database+` SET idle_session_timeout = '3s'`)
+	var log testkit.SyncBuffer
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+	term := testkit.MustAcquire(t, lease)
+	testkit.LiveWatch(t, store, testkit.LeaseKey)
 	before := backends(t, admin, "tenure")
-	kit.Await(t, "each has idled for longer than that", func() bool {
+	testkit.Await(t, "each has idled for longer than that", func() bool {
 		var idle bool
 		err := admin.QueryRow(t.Context(), `SELECT coalesce(bool_and(clock_timestamp() - state_change > '3500 ms'), true) FROM pg_stat_activity WHERE application_name = 'tenure' AND datname = current_database()`).Scan(&idle)
-		kit.WantErr(t, err, nil)
+		testkit.WantErr(t, err, nil)
 		return idle
 	})
-	kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+	testkit.WantErr(t, lease.Renew(t.Context(), term), nil)
 	if now := backends(t, admin, "tenure"); len(before) < 2 || !slices.Equal(now, before) {
 		t.Errorf("connections %v became %v", before, now)
 	}
@@ -288,10 +287,10 @@ func TestARoleWhoseSessionsMayNotIdleKeepsALeasesConnection(t *testing.T) {
 
 // Each of many hooks of a caller's pool may refuse a connection, or be slow.
 func TestAConnectionThatAHookRefusesIsNotPutInThePlaceOfAnother(t *testing.T) {
-	url := kit.PostgresURL(t)
-	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	url := testkit.PostgresURL(t)
+	testkit.Migrate(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	config, err := pgxpool.ParseConfig(url + "&application_name=hooked")
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	config.MaxConnLifetime = 10 * time.Millisecond
 	var mu sync.Mutex
 	refuses, refused := false, 0
@@ -305,22 +304,22 @@ func TestAConnectionThatAHookRefusesIsNotPutInThePlaceOfAnother(t *testing.T) {
 		return nil
 	}
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	t.Cleanup(pool.Close)
-	store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true, Logger: kit.Quiet}))
+	store := testkit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{PollOnly: true, Logger: testkit.Quiet}))
 	t.Cleanup(func() { store.Close() })
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-	term := kit.MustAcquire(t, lease)
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+	term := testkit.MustAcquire(t, lease)
 	mu.Lock()
 	refuses = true
 	mu.Unlock()
-	kit.Await(t, "a connection is refused", func() bool {
-		kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+	testkit.Await(t, "a connection is refused", func() bool {
+		testkit.WantErr(t, lease.Renew(t.Context(), term), nil)
 		mu.Lock()
 		defer mu.Unlock()
 		return refused > 0
 	})
 	for range 10 {
-		kit.WantErr(t, lease.Renew(t.Context(), term), nil)
+		testkit.WantErr(t, lease.Renew(t.Context(), term), nil)
 	}
 }

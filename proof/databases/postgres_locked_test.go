@@ -15,33 +15,32 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 func TestACallWithoutADeadlineDoesNotWaitForALockedRecordForEver(t *testing.T) {
 	testkit.Slow(t)
 	defer objects.SetCallLimit(5 * time.Second)() // with time for the server's answer, on a busy machine, too
 	ctx := context.Background()
-	url := kit.PostgresURL(t)
-	store, pool := kit.OpenPostgres(t, url, tenure.PostgresConfig{}), kit.PostgresPool(t, url)
-	kit.Migrate(t, store)
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
-	term := kit.MustAcquire(t, lease)
-	obj := kit.Get(t, store, term.Key())
+	url := testkit.PostgresURL(t)
+	store, pool := testkit.OpenPostgres(t, url, tenure.PostgresConfig{}), testkit.PostgresPool(t, url)
+	testkit.Migrate(t, store)
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
+	term := testkit.MustAcquire(t, lease)
+	obj := testkit.Get(t, store, term.Key())
 
 	blocker, err := pool.Begin(ctx)
 	require.NoError(t, err)
 	defer blocker.Rollback(ctx)
 	query, args, err := store.FenceStatement(term)
 	require.NoError(t, err)
-	kit.ExecPostgres(t, blocker, query, args...)
+	testkit.ExecPostgres(t, blocker, query, args...)
 
 	for name, call := range map[string]func() error{
 		"renew":  func() error { return lease.Renew(ctx, term) },
 		"put":    func() error { _, err := store.PutIf(ctx, obj, tenure.IfVersion(obj.Version)); return err },
 		"delete": func() error { return store.DeleteIf(ctx, obj.Key, tenure.IfVersion(obj.Version)) },
 	} {
-		kit.Await(t, "the error of "+name+" says who has the lock", func() bool { // a busy server may not say so in time
+		testkit.Await(t, "the error of "+name+" says who has the lock", func() bool { // a busy server may not say so in time
 			err := call()
 			require.ErrorContains(t, err, "55P03", name)
 			return strings.Contains(err.Error(), "the record is locked by process") && strings.Contains(err.Error(), "pg_terminate_backend")
@@ -54,21 +53,21 @@ func TestACallWithoutADeadlineDoesNotWaitForALockedRecordForEver(t *testing.T) {
 	blocker, err = pool.Begin(ctx)
 	require.NoError(t, err)
 	defer blocker.Rollback(ctx)
-	kit.ExecPostgres(t, blocker, `SELECT FROM objects FOR UPDATE`)
+	testkit.ExecPostgres(t, blocker, `SELECT FROM objects FOR UPDATE`)
 	err = store.Fenced(ctx, term, func(pgx.Tx) error { return nil })
 	require.ErrorContains(t, err, "the record is locked by process")
-	err = tenure.FencedTx(ctx, store, term, kit.OpenSQL(t, "pgx", url), nil, func(*sql.Tx) error { return nil })
+	err = tenure.FencedTx(ctx, store, term, testkit.OpenSQL(t, "pgx", url), nil, func(*sql.Tx) error { return nil })
 	require.Error(t, err)
 }
 
 // Such a transaction keeps its locks when its session ends, and when the server restarts.
 func TestTheErrorOfALeaseNamesThePreparedTransactionThatKeepsItsRecordLocked(t *testing.T) {
 	ctx := t.Context()
-	server := kit.StartPostgres(t, "max_prepared_transactions=10")
-	store, pool := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}), kit.PostgresPool(t, server.URL())
-	kit.Migrate(t, store)
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
-	term := kit.MustAcquire(t, lease)
+	server := testkit.StartPostgres(t, "max_prepared_transactions=10")
+	store, pool := testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}), testkit.PostgresPool(t, server.URL())
+	testkit.Migrate(t, store)
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
+	term := testkit.MustAcquire(t, lease)
 	query, args, err := store.FenceStatement(term)
 	require.NoError(t, err)
 	// The server ends its wait 0.2 s before the call ends, so on a busy machine its answer, or that to
@@ -91,8 +90,8 @@ func TestTheErrorOfALeaseNamesThePreparedTransactionThatKeepsItsRecordLocked(t *
 		defer conn.Release()
 		tx, err := conn.Begin(ctx)
 		require.NoError(t, err)
-		kit.ExecPostgres(t, tx, query, args...)
-		kit.ExecPostgres(t, tx, `PREPARE TRANSACTION '`+name+`'`)
+		testkit.ExecPostgres(t, tx, query, args...)
+		testkit.ExecPostgres(t, tx, `PREPARE TRANSACTION '`+name+`'`)
 	}
 	want := func(names ...string) {
 		t.Helper()
@@ -106,37 +105,37 @@ func TestTheErrorOfALeaseNamesThePreparedTransactionThatKeepsItsRecordLocked(t *
 	prepare("one of mine")
 	want("one of mine")
 	require.True(t, term.Valid())
-	kit.ExecPostgres(t, pool, `ROLLBACK PREPARED 'one of mine'`)
+	testkit.ExecPostgres(t, pool, `ROLLBACK PREPARED 'one of mine'`)
 	require.NoError(t, renew(ctx))
 
 	// Another process asks anew, and two lock the row together.
 	prepare("first")
 	prepare("second")
-	store = kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
-	lease = kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
+	store = testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
+	lease = testkit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
 	held, err := lease.Read(ctx)
 	require.NoError(t, err)
 	err = refusal(func(ctx context.Context) error { return store.DeleteIf(ctx, held.Key, tenure.IfVersion(held.Version)) })
 	require.ErrorContains(t, err, "'first'")
 	require.ErrorContains(t, err, "'second'")
-	kit.ExecPostgres(t, pool, `ROLLBACK PREPARED 'first'`)
-	kit.ExecPostgres(t, pool, `ROLLBACK PREPARED 'second'`)
+	testkit.ExecPostgres(t, pool, `ROLLBACK PREPARED 'first'`)
+	testkit.ExecPostgres(t, pool, `ROLLBACK PREPARED 'second'`)
 }
 
 func TestAFencedFuncThatPreparesItsTransactionIsToldSo(t *testing.T) {
 	ctx := t.Context()
-	server := kit.StartPostgres(t, "max_prepared_transactions=10")
-	store := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
-	kit.Migrate(t, store)
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-	term := kit.MustAcquire(t, lease)
+	server := testkit.StartPostgres(t, "max_prepared_transactions=10")
+	store := testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
+	testkit.Migrate(t, store)
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+	term := testkit.MustAcquire(t, lease)
 	err := store.Fenced(ctx, term, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `PREPARE TRANSACTION 'a'`)
 		return err
 	})
 	require.ErrorIs(t, err, tenure.ErrInvalid)
 	require.ErrorContains(t, err, "PREPARE TRANSACTION")
-	require.Error(t, tenure.FencedTx(ctx, store, term, kit.OpenSQL(t, "pgx", server.URL()), nil, func(tx *sql.Tx) error {
+	require.Error(t, tenure.FencedTx(ctx, store, term, testkit.OpenSQL(t, "pgx", server.URL()), nil, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `PREPARE TRANSACTION 'b'`)
 		return err
 	}))
@@ -146,13 +145,13 @@ func TestAFencedFuncThatPreparesItsTransactionIsToldSo(t *testing.T) {
 func TestACallWithoutADeadlineDoesNotWaitForAFencedFuncOnSQLiteForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
-		store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{Shared: true, Logger: kit.Quiet})
+		store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{Shared: true, Logger: testkit.Quiet})
 		require.NoError(t, err)
 		defer store.Close()
-		kit.Migrate(t, store)
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
-		term := kit.MustAcquire(t, lease)
-		obj := kit.Get(t, store, term.Key())
+		testkit.Migrate(t, store)
+		lease := testkit.NewLease(t, store, tenure.LeaseConfig{TTL: time.Hour})
+		term := testkit.MustAcquire(t, lease)
+		obj := testkit.Get(t, store, term.Key())
 		hung, result := make(chan struct{}), make(chan error)
 		go func() { result <- store.Fenced(ctx, term, func(*sql.Tx) error { <-hung; return nil }) }()
 		synctest.Wait()

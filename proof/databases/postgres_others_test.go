@@ -11,7 +11,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // Servers that speak the protocol of Postgres but lack what leases rely on are refused by their names, on whatever
@@ -20,10 +19,10 @@ func TestAServerThatCannotKeepAPromiseIsRefused(t *testing.T) {
 	testkit.Slow(t)
 	t.Parallel()
 	const serverless = "abcdefghijklmnopqrstuvwxyz.dsql.eu-west-1.on.aws"
-	real := kit.PostgresURL(t)
-	owner := kit.OpenPostgres(t, real, tenure.PostgresConfig{})
-	kit.Migrate(t, owner)
-	kit.MigrateClaims(t, owner)
+	real := testkit.PostgresURL(t)
+	owner := testkit.OpenPostgres(t, real, tenure.PostgresConfig{})
+	testkit.Migrate(t, owner)
+	testkit.MigrateClaims(t, owner)
 
 	dsql, err := pgxpool.ParseConfig(real)
 	require.NoError(t, err)
@@ -35,9 +34,9 @@ func TestAServerThatCannotKeepAPromiseIsRefused(t *testing.T) {
 		require.Equal(t, serverless, host)
 		return []string{address.Hostname()}, nil
 	}
-	cockroach, err := pgxpool.ParseConfig(kit.Relabelled(t, real, "crdb_version", "CockroachDB CCL v25.2.1"))
+	cockroach, err := pgxpool.ParseConfig(testkit.Relabelled(t, real, "crdb_version", "CockroachDB CCL v25.2.1"))
 	require.NoError(t, err)
-	ordinary, err := pgxpool.ParseConfig(kit.Relabelled(t, real, "in_hot_standby", "off"))
+	ordinary, err := pgxpool.ParseConfig(testkit.Relabelled(t, real, "in_hot_standby", "off"))
 	require.NoError(t, err)
 
 	for name, config := range map[string]*pgxpool.Config{"CockroachDB": cockroach, "Aurora DSQL": dsql, "": ordinary} {
@@ -47,7 +46,7 @@ func TestAServerThatCannotKeepAPromiseIsRefused(t *testing.T) {
 		store, err := tenure.NewPostgresStore(pool, tenure.PostgresConfig{})
 		require.NoError(t, err)
 		t.Cleanup(func() { store.Close() })
-		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: kit.LeaseKey})
+		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: testkit.LeaseKey})
 		require.NoError(t, err)
 		_, acquire := lease.TryAcquire(t.Context())
 		for call, err := range map[string]error{"Migrate": store.Migrate(t.Context()), "claims.Migrate": claims.Migrate(t.Context(), store), "TryAcquire": acquire} {
@@ -59,7 +58,7 @@ func TestAServerThatCannotKeepAPromiseIsRefused(t *testing.T) {
 			require.ErrorContains(t, err, "this server is "+name, call)
 		}
 	}
-	_, err = tenure.OpenPostgres(t.Context(), kit.Relabelled(t, real, "crdb_version", "CockroachDB CCL v25.2.1"), tenure.PostgresConfig{})
+	_, err = tenure.OpenPostgres(t.Context(), testkit.Relabelled(t, real, "crdb_version", "CockroachDB CCL v25.2.1"), tenure.PostgresConfig{})
 	require.ErrorIs(t, err, tenure.ErrSetup)
 	require.ErrorContains(t, err, "this server is CockroachDB")
 }

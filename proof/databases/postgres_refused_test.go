@@ -14,7 +14,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // refusals returns the errors of the calls with which a program begins, by how each must begin.
@@ -25,10 +24,10 @@ func refusals(t *testing.T, url string, within time.Duration) map[string]error {
 		t.Cleanup(cancel)
 		return ctx
 	}
-	_, opening := tenure.OpenPostgres(limited(), url, tenure.PostgresConfig{Logger: kit.Quiet})
-	store := kit.Must(tenure.NewPostgresStore(kit.PostgresPool(t, url), tenure.PostgresConfig{Logger: kit.Quiet}))
+	_, opening := tenure.OpenPostgres(limited(), url, tenure.PostgresConfig{Logger: testkit.Quiet})
+	store := testkit.Must(tenure.NewPostgresStore(testkit.PostgresPool(t, url), tenure.PostgresConfig{Logger: testkit.Quiet}))
 	t.Cleanup(func() { store.Close() })
-	_, acquiring := kit.NewLease(t, store, tenure.LeaseConfig{}).TryAcquire(t.Context())
+	_, acquiring := testkit.NewLease(t, store, tenure.LeaseConfig{}).TryAcquire(t.Context())
 	return map[string]error{
 		"tenure: open Postgres: ":                      opening,
 		`tenure: migrate "objects": `:                  store.Migrate(limited()),
@@ -37,15 +36,15 @@ func refusals(t *testing.T, url string, within time.Duration) map[string]error {
 }
 
 func TestAnErrorOfTheConnectionBeginsWithItsCause(t *testing.T) {
-	server := kit.StartPostgres(t)
-	pool := kit.PostgresPool(t, server.URL())
+	server := testkit.StartPostgres(t)
+	pool := testkit.PostgresPool(t, server.URL())
 	var rules string
 	require.NoError(t, pool.QueryRow(t.Context(), `SHOW hba_file`).Scan(&rules))
 	require.NoError(t, os.WriteFile(rules, []byte("host all app all scram-sha-256\nhost all all all trust\n"), 0o600))
-	kit.ExecPostgres(t, pool, `CREATE ROLE app LOGIN PASSWORD 'right'`)
-	kit.ExecPostgres(t, pool, `CREATE ROLE outsider LOGIN`)
-	kit.ExecPostgres(t, pool, `REVOKE CONNECT ON DATABASE postgres FROM PUBLIC`)
-	kit.ExecPostgres(t, pool, `SELECT pg_reload_conf()`)
+	testkit.ExecPostgres(t, pool, `CREATE ROLE app LOGIN PASSWORD 'right'`)
+	testkit.ExecPostgres(t, pool, `CREATE ROLE outsider LOGIN`)
+	testkit.ExecPostgres(t, pool, `REVOKE CONNECT ON DATABASE postgres FROM PUBLIC`)
+	testkit.ExecPostgres(t, pool, `SELECT pg_reload_conf()`)
 	at := pool.Config().ConnConfig
 	url := func(user, database string) string {
 		return fmt.Sprintf("postgres://%s@%s:%d/%s", user, at.Host, at.Port, database)
@@ -56,7 +55,7 @@ func TestAnErrorOfTheConnectionBeginsWithItsCause(t *testing.T) {
 			conn.Close(t.Context())
 		}
 		return err != nil
-	}, kit.Patience, 10*time.Millisecond, "the server reads its new rules")
+	}, testkit.Patience, 10*time.Millisecond, "the server reads its new rules")
 
 	for bad, want := range map[string]string{
 		url("app:s3cret", "postgres"): `password authentication failed for user "app" (SQLSTATE 28P01; database postgres on %s:%d): ` +
@@ -68,7 +67,7 @@ func TestAnErrorOfTheConnectionBeginsWithItsCause(t *testing.T) {
 		url("outsider:s3cret", "postgres"): `permission denied for database "postgres" (SQLSTATE 42501; database postgres on %s:%d): ` +
 			"GRANT CONNECT on the database to the role",
 	} {
-		for op, err := range refusals(t, bad, kit.Patience) {
+		for op, err := range refusals(t, bad, testkit.Patience) {
 			require.EqualError(t, err, op+fmt.Sprintf(want, at.Host, at.Port))
 			require.ErrorIs(t, err, tenure.ErrSetup)
 			require.ErrorAs(t, err, new(*pgconn.PgError), "the driver's error stays reachable")

@@ -13,7 +13,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/pgconns"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // brokenURLs are connection strings that cannot be parsed, or name what is not there,
@@ -62,10 +62,10 @@ func TestNoErrorOfAConnectionStringShowsItsPassword(t *testing.T) {
 			t.Errorf("%s: as a ListenURL: %v", url, err)
 		}
 		cfg := tenure.PostgresConfig{ListenURL: url, Logger: logger}
-		pool := kit.PostgresPool(t, "postgres://127.0.0.1:1/none")
+		pool := testkit.PostgresPool(t, "postgres://127.0.0.1:1/none")
 		store, err := tenure.NewPostgresStore(pool, cfg)
 		if err == nil {
-			_, err = store.Get(ctx, kit.LeaseKey)
+			_, err = store.Get(ctx, testkit.LeaseKey)
 			store.Close()
 		}
 		if err == nil || strings.Contains(err.Error(), secret) {

@@ -16,7 +16,6 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 var scannedTasks = regexp.MustCompile(`Seq Scan on tasks|Index (Only )?Scan( Backward)? using tasks\S*|Bitmap Index Scan on tasks\S*`)
@@ -51,9 +50,9 @@ func TestNoOperationOnRowsReadsTheWholeTable(t *testing.T) {
 	const size, ttl = 50_000, 6 * time.Second
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	url := kit.PostgresURL(t)
+	url := testkit.PostgresURL(t)
 	p := &executedPlans{seen: map[string][]string{}}
-	cfg := kit.Must(pgxpool.ParseConfig(url))
+	cfg := testkit.Must(pgxpool.ParseConfig(url))
 	cfg.ConnConfig.OnNotice = p.notice
 	for name, value := range map[string]string{
 		"session_preload_libraries": "auto_explain", "auto_explain.log_min_duration": "0", "auto_explain.log_level": "notice",
@@ -62,25 +61,25 @@ func TestNoOperationOnRowsReadsTheWholeTable(t *testing.T) {
 		cfg.ConnConfig.RuntimeParams[name] = value
 	}
 	table := claims.QueueConfig{Table: "tasks", Attempts: "attempts", NotBefore: "not_before", Ready: "status = 'queued'", Done: "status = 'done'"}
-	admin := kit.PostgresPool(t, url)
-	kit.MigrateClaims(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
-	kit.ExecPostgres(t, admin, `CREATE TABLE tasks (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, status text NOT NULL)`)
-	kit.ExecPostgres(t, admin, kit.Must(table.PostgresDDL()))
-	kit.ExecPostgres(t, admin, `INSERT INTO tasks (status) SELECT CASE WHEN i <= $1 * 9 / 10 THEN 'done' ELSE 'queued' END FROM generate_series(1, $1) i`, size)
-	kit.ExecPostgres(t, admin, `VACUUM ANALYZE tasks`)
+	admin := testkit.PostgresPool(t, url)
+	testkit.MigrateClaims(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	testkit.ExecPostgres(t, admin, `CREATE TABLE tasks (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, status text NOT NULL)`)
+	testkit.ExecPostgres(t, admin, testkit.Must(table.PostgresDDL()))
+	testkit.ExecPostgres(t, admin, `INSERT INTO tasks (status) SELECT CASE WHEN i <= $1 * 9 / 10 THEN 'done' ELSE 'queued' END FROM generate_series(1, $1) i`, size)
+	testkit.ExecPostgres(t, admin, `VACUUM ANALYZE tasks`)
 
 	open := func() (*pgxpool.Pool, *claims.Session, *claims.Worker, *claims.Queue) {
-		pool := kit.Must(pgxpool.NewWithConfig(ctx, cfg))
+		pool := testkit.Must(pgxpool.NewWithConfig(ctx, cfg))
 		t.Cleanup(pool.Close)
-		store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet}))
-		session := kit.Must(claims.NewSession(store, claims.SessionConfig{TTL: ttl, Logger: kit.Quiet}))
-		queue := kit.Must(claims.NewQueue(store, table))
-		worker := kit.Must(claims.NewWorker(session, queue))
+		store := testkit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: testkit.Quiet}))
+		session := testkit.Must(claims.NewSession(store, claims.SessionConfig{TTL: ttl, Logger: testkit.Quiet}))
+		queue := testkit.Must(claims.NewQueue(store, table))
+		worker := testkit.Must(claims.NewWorker(session, queue))
 		running, stop := context.WithCancel(context.WithoutCancel(ctx))
 		over := make(chan struct{})
 		go func() { defer close(over); _ = session.Run(running) }()
 		t.Cleanup(func() { stop(); <-over; store.Close() })
-		kit.Await(t, "the session begins", session.Valid)
+		testkit.Await(t, "the session begins", session.Valid)
 		return pool, session, worker, queue
 	}
 	pool, session, worker, queue := open()
@@ -95,8 +94,8 @@ func TestNoOperationOnRowsReadsTheWholeTable(t *testing.T) {
 		{"FinishStatement", func(got []claims.Claim) error {
 			for _, c := range got {
 				query, args, err := queue.FinishStatement(c)
-				kit.WantErr(t, err, nil)
-				kit.ExecPostgres(t, pool, query, args...)
+				testkit.WantErr(t, err, nil)
+				testkit.ExecPostgres(t, pool, query, args...)
 			}
 			return nil
 		}},
@@ -112,19 +111,19 @@ func TestNoOperationOnRowsReadsTheWholeTable(t *testing.T) {
 		for i := range 16 {
 			p.of("Take")
 			got, err := worker.Take(ctx, []int{1, 100}[i%2])
-			kit.WantErr(t, err, nil)
+			testkit.WantErr(t, err, nil)
 			p.of(op.what)
-			kit.WantErr(t, op.do(got), nil)
+			testkit.WantErr(t, op.do(got), nil)
 		}
 	}
 	// What another process does when a session is gone.
 	p.of("sweep")
 	_, lost, theirs, _ := open()
 	_, err := theirs.Take(ctx, 1000)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	id := lost.ID()
-	kit.ExecPostgres(t, admin, `DELETE FROM objects WHERE object_type = 'tenure.session' AND id = $1`, id)
-	kit.Await(t, "its rows are free", func() bool { return len(kit.Must(queue.OwnedBy(ctx, id))) == 0 })
+	testkit.ExecPostgres(t, admin, `DELETE FROM objects WHERE object_type = 'tenure.session' AND id = $1`, id)
+	testkit.Await(t, "its rows are free", func() bool { return len(testkit.Must(queue.OwnedBy(ctx, id))) == 0 })
 	p.of("")
 	p.mu.Lock()
 	defer p.mu.Unlock()

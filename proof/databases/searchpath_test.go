@@ -14,20 +14,20 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // reconnect ends all other connections to the database, waits until the store has a new one, and
 // acquires a lease of that ID.
 func reconnect(t *testing.T, owner *pgxpool.Pool, store *tenure.PostgresStore, id string) {
 	t.Helper()
-	kit.ExecPostgres(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()`)
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: id}})
-	kit.Await(t, "connected again", func() bool {
+	testkit.ExecPostgres(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()`)
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: id}})
+	testkit.Await(t, "connected again", func() bool {
 		_, err := lease.Read(t.Context())
 		return errors.Is(err, tenure.ErrNotFound)
 	})
-	kit.MustAcquire(t, lease)
+	testkit.MustAcquire(t, lease)
 }
 
 func countIn(t *testing.T, owner *pgxpool.Pool, schema string) (n int) {
@@ -37,35 +37,35 @@ func countIn(t *testing.T, owner *pgxpool.Pool, schema string) (n int) {
 }
 
 func TestATableThatWasFoundStaysTheOneWhateverSearchPathLaterSessionsHave(t *testing.T) {
-	url := kit.PostgresURL(t)
-	owner := kit.PostgresPool(t, url)
-	var log kit.SyncBuffer
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	kit.MigrateClaims(t, store)
+	url := testkit.PostgresURL(t)
+	owner := testkit.PostgresPool(t, url)
+	var log testkit.SyncBuffer
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	testkit.MigrateClaims(t, store)
 	require.Empty(t, log.String())
-	kit.MigrateClaims(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{Schema: "newer"}))
-	kit.ExecPostgres(t, owner, `
+	testkit.MigrateClaims(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{Schema: "newer"}))
+	testkit.ExecPostgres(t, owner, `
 		CREATE TABLE public.todo (id text PRIMARY KEY, session text, token bigint NOT NULL DEFAULT 0);
 		CREATE INDEX ON public.todo (session, id) WHERE session IS NOT NULL;
 		INSERT INTO public.todo VALUES ('1'), ('2')`)
-	rows := store.Backend().Rows(objects.RowsConfig{Table: "todo", ID: "id", Session: "session", Token: "token"}, kit.Quiet)
-	require.NoError(t, rows.Check(t.Context(), kit.Patience))
-	kit.ExecPostgres(t, owner, fmt.Sprintf(`ALTER DATABASE %s SET search_path = newer, public`, owner.Config().ConnConfig.Database))
-	kit.ExecPostgres(t, owner, `CREATE TABLE newer.todo (LIKE public.todo INCLUDING ALL)`)
+	rows := store.Backend().Rows(objects.RowsConfig{Table: "todo", ID: "id", Session: "session", Token: "token"}, testkit.Quiet)
+	require.NoError(t, rows.Check(t.Context(), testkit.Patience))
+	testkit.ExecPostgres(t, owner, fmt.Sprintf(`ALTER DATABASE %s SET search_path = newer, public`, owner.Config().ConnConfig.Database))
+	testkit.ExecPostgres(t, owner, `CREATE TABLE newer.todo (LIKE public.todo INCLUDING ALL)`)
 	reconnect(t, owner, store, "first")
 	require.Equal(t, []int{1, 0}, []int{countIn(t, owner, "public"), countIn(t, owner, "newer")}, "leases in public, newer")
-	kit.Await(t, "a warning", func() bool {
+	testkit.Await(t, "a warning", func() bool {
 		return strings.Contains(log.String(), "search_path now finds another table") && strings.Contains(log.String(), "other=newer")
 	})
 	for range 2 { // the first may still find the connection that has ended
-		taken, err := rows.TakeReady(t.Context(), objects.Taking{Session: "session", N: 1}, kit.Patience)
+		taken, err := rows.TakeReady(t.Context(), objects.Taking{Session: "session", N: 1}, testkit.Patience)
 		require.NoError(t, err)
 		require.Len(t, taken, 1, "rows of the table that was found")
 	}
 
-	kit.ExecPostgres(t, owner, `DROP TABLE newer.objects, newer.objects_tombstones, newer.objects_claims, newer.objects_requests`)
-	for _, table := range kit.OwnTables {
-		kit.ExecPostgres(t, owner, `ALTER TABLE public.`+table+` SET SCHEMA newer`)
+	testkit.ExecPostgres(t, owner, `DROP TABLE newer.objects, newer.objects_tombstones, newer.objects_claims, newer.objects_requests`)
+	for _, table := range testkit.OwnTables {
+		testkit.ExecPostgres(t, owner, `ALTER TABLE public.`+table+` SET SCHEMA newer`)
 	}
 	reconnect(t, owner, store, "second")
 	require.Equal(t, 2, countIn(t, owner, "newer"), "leases in the table that was moved")
@@ -91,25 +91,25 @@ func TestAHookThatPreparesEachCallChoosesTheTablesOfEveryConnection(t *testing.T
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			server := kit.StartPostgres(t)
-			owner := kit.PostgresPool(t, server.URL())
-			kit.MigrateClaims(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})) // an older copy, which the login role may not use
-			kit.ExecPostgres(t, owner, `CREATE ROLE tenant; CREATE ROLE login LOGIN NOINHERIT IN ROLE tenant; CREATE SCHEMA tenant AUTHORIZATION tenant`)
+			server := testkit.StartPostgres(t)
+			owner := testkit.PostgresPool(t, server.URL())
+			testkit.MigrateClaims(t, testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})) // an older copy, which the login role may not use
+			testkit.ExecPostgres(t, owner, `CREATE ROLE tenant; CREATE ROLE login LOGIN NOINHERIT IN ROLE tenant; CREATE SCHEMA tenant AUTHORIZATION tenant`)
 			config := owner.Config()
 			config.ConnConfig.User = "login"
 			hook(config)
 			pool, err := pgxpool.NewWithConfig(t.Context(), config)
 			require.NoError(t, err)
 			t.Cleanup(pool.Close)
-			store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet}))
+			store := testkit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: testkit.Quiet}))
 			t.Cleanup(func() { store.Close() })
-			kit.MigrateClaims(t, store)
+			testkit.MigrateClaims(t, store)
 			reconnect(t, owner, store, "first")
 
-			kit.ExecPostgres(t, owner, `ALTER TABLE tenant.objects SET UNLOGGED`)
-			kit.ExecPostgres(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'login'`)
+			testkit.ExecPostgres(t, owner, `ALTER TABLE tenant.objects SET UNLOGGED`)
+			testkit.ExecPostgres(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'login'`)
 			wantRefused(t, "SET LOGGED", func() error {
-				_, err := kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "second"}}).TryAcquire(t.Context())
+				_, err := testkit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "second"}}).TryAcquire(t.Context())
 				return err
 			})
 			require.Equal(t, []int{1, 0}, []int{countIn(t, owner, "tenant"), countIn(t, owner, "public")}, "leases in tenant, public")

@@ -17,21 +17,20 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // tasks is the queue of these tests.
-var tasks = claims.QueueConfig{Table: "tasks", Attempts: "attempts", NotBefore: "not_before", Ready: "status = 'queued'", Done: "status = 'done'", Logger: kit.Quiet}
+var tasks = claims.QueueConfig{Table: "tasks", Attempts: "attempts", NotBefore: "not_before", Ready: "status = 'queued'", Done: "status = 'done'", Logger: testkit.Quiet}
 
 func makeTasks(t *testing.T, owner *pgxpool.Pool, rows int) {
 	t.Helper()
-	kit.ExecPostgres(t, owner, `CREATE TABLE notes (n int); CREATE TABLE tasks (id integer PRIMARY KEY, status text NOT NULL DEFAULT 'queued'); `+kit.Must(tasks.PostgresDDL()))
-	kit.ExecPostgres(t, owner, `INSERT INTO tasks (id) SELECT generate_series(1, $1)`, rows)
+	testkit.ExecPostgres(t, owner, `CREATE TABLE notes (n int); CREATE TABLE tasks (id integer PRIMARY KEY, status text NOT NULL DEFAULT 'queued'); `+testkit.Must(tasks.PostgresDDL()))
+	testkit.ExecPostgres(t, owner, `INSERT INTO tasks (id) SELECT generate_series(1, $1)`, rows)
 }
 
 // startSession runs a session until the test ends.
 func startSession(t *testing.T, store tenure.Store) *claims.Session {
-	session := kit.Must(claims.NewSession(store, claims.SessionConfig{TTL: 12 * time.Second, Logger: kit.Quiet}))
+	session := testkit.Must(claims.NewSession(store, claims.SessionConfig{TTL: 12 * time.Second, Logger: testkit.Quiet}))
 	ctx, cancel := context.WithCancel(context.Background())
 	over := make(chan error)
 	go func() { over <- session.Run(ctx) }()
@@ -41,12 +40,12 @@ func startSession(t *testing.T, store tenure.Store) *claims.Session {
 
 // everything uses leases, fences, keys and a queue once in each way.
 func everything(t *testing.T, url string, store *tenure.PostgresStore, round int) error {
-	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	write := fmt.Sprintf(`INSERT INTO notes VALUES (%d)`, round)
 	fn := func(tx pgx.Tx) error { _, err := tx.Exec(ctx, write); return err }
 	sqlFn := func(tx *sql.Tx) error { _, err := tx.ExecContext(ctx, write); return err }
-	db, lease := kit.OpenSQL(t, "pgx", url), kit.NewLease(t, store, tenure.LeaseConfig{})
+	db, lease := testkit.OpenSQL(t, "pgx", url), testkit.NewLease(t, store, tenure.LeaseConfig{})
 	remote := fmt.Sprint("remote ", round)
 	var term *tenure.Term
 	var keys *claims.Keys
@@ -74,8 +73,8 @@ func everything(t *testing.T, url string, store *tenure.PostgresStore, round int
 		func() error { return lease.Release(ctx, term) },
 		func() error {
 			session := startSession(t, store)
-			keys, queue = kit.Must(claims.NewKeys(session, "kind")), kit.Must(claims.NewQueue(store, tasks))
-			worker = kit.Must(claims.NewWorker(session, queue))
+			keys, queue = testkit.Must(claims.NewKeys(session, "kind")), testkit.Must(claims.NewQueue(store, tasks))
+			worker = testkit.Must(claims.NewWorker(session, queue))
 			return nil
 		},
 		func() (err error) { got, err = keys.Claim(ctx, "a", "b", "c"); return err },
@@ -89,7 +88,7 @@ func everything(t *testing.T, url string, store *tenure.PostgresStore, round int
 		func() error { return queue.Release(ctx, got[5]) },
 		func() error { return queue.ReleaseAfter(ctx, time.Hour, got[6]) },
 		func() error {
-			_, err := kit.NewLease(t, store, tenure.LeaseConfig{Key: claims.SessionKey(remote), TTL: time.Second}).TryAcquire(ctx)
+			_, err := testkit.NewLease(t, store, tenure.LeaseConfig{Key: claims.SessionKey(remote), TTL: time.Second}).TryAcquire(ctx)
 			return err
 		},
 		func() error { _, err := queue.TryTakeFor(ctx, remote, claims.TakeOptions{N: 100}); return err },
@@ -104,8 +103,8 @@ func everything(t *testing.T, url string, store *tenure.PostgresStore, round int
 
 func TestNoSettingOfARoleKeepsAnythingFromWorking(t *testing.T) {
 	testkit.Slow(t)
-	url := kit.PostgresURL(t)
-	owner := kit.PostgresPool(t, url)
+	url := testkit.PostgresURL(t)
+	owner := testkit.PostgresPool(t, url)
 	makeTasks(t, owner, 30)
 	for _, set := range []string{
 		"lock_timeout = '20ms'", "statement_timeout = '5s'", "idle_in_transaction_session_timeout = '1s'", "synchronous_commit = off", "search_path = nowhere, public",
@@ -113,27 +112,27 @@ func TestNoSettingOfARoleKeepsAnythingFromWorking(t *testing.T) {
 		"standard_conforming_strings = off", "plan_cache_mode = force_generic_plan", "row_security = off", "extra_float_digits = -15",
 		"quote_all_identifiers = on", "array_nulls = off", "transform_null_equals = on", "default_transaction_deferrable = on", "client_encoding = LATIN1",
 	} {
-		kit.ExecPostgres(t, owner, `ALTER DATABASE `+owner.Config().ConnConfig.Database+` SET `+set)
+		testkit.ExecPostgres(t, owner, `ALTER DATABASE `+owner.Config().ConnConfig.Database+` SET `+set)
 	}
 	for round, mode := range []string{"", "&default_query_exec_mode=exec"} {
-		require.NoError(t, everything(t, url, kit.OpenPostgres(t, url+mode, tenure.PostgresConfig{}), round), mode)
+		require.NoError(t, everything(t, url, testkit.OpenPostgres(t, url+mode, tenure.PostgresConfig{}), round), mode)
 	}
 }
 
 // Replicas that start at the same time wait for the one that creates the tables.
 func TestReplicasMigrateAlthoughTheRoleMayWaitForNoLock(t *testing.T) {
-	url := kit.PostgresURL(t)
-	owner := kit.PostgresPool(t, url)
-	var log kit.SyncBuffer
-	kit.ExecPostgres(t, owner, `ALTER DATABASE `+owner.Config().ConnConfig.Database+` SET lock_timeout = '20ms'`)
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	url := testkit.PostgresURL(t)
+	owner := testkit.PostgresPool(t, url)
+	var log testkit.SyncBuffer
+	testkit.ExecPostgres(t, owner, `ALTER DATABASE `+owner.Config().ConnConfig.Database+` SET lock_timeout = '20ms'`)
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	other, err := owner.Begin(t.Context())
 	require.NoError(t, err)
 	defer other.Rollback(context.Background())
-	kit.ExecPostgres(t, other, `SELECT pg_advisory_xact_lock($1)`, int64(0x74656e757265)) // as Migrate does
+	testkit.ExecPostgres(t, other, `SELECT pg_advisory_xact_lock($1)`, int64(0x74656e757265)) // as Migrate does
 	migrated := make(chan error, 1)
 	go func() { migrated <- store.Migrate(t.Context()) }()
-	kit.Await(t, "the wait has ended early", func() bool { return strings.Contains(log.String(), "55P03") || len(migrated) > 0 })
+	testkit.Await(t, "the wait has ended early", func() bool { return strings.Contains(log.String(), "55P03") || len(migrated) > 0 })
 	require.NoError(t, other.Rollback(t.Context()))
 	require.NoError(t, <-migrated)
 }
@@ -145,24 +144,24 @@ func TestASettingThatForbidsWritesIsNamedAndForgottenWithoutARestart(t *testing.
 		"default_transaction_read_only = on":           "default_transaction_read_only",
 	} {
 		t.Run(says, func(t *testing.T) {
-			url := kit.PostgresURL(t)
-			owner := kit.PostgresPool(t, url)
+			url := testkit.PostgresURL(t)
+			owner := testkit.PostgresPool(t, url)
 			makeTasks(t, owner, 30)
-			store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-			kit.MigrateClaims(t, store)
+			store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
+			testkit.MigrateClaims(t, store)
 			alter := func(how string) {
-				kit.ExecPostgres(t, owner, `ALTER DATABASE `+owner.Config().ConnConfig.Database+` `+how)
-				kit.ExecPostgres(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()`)
+				testkit.ExecPostgres(t, owner, `ALTER DATABASE `+owner.Config().ConnConfig.Database+` `+how)
+				testkit.ExecPostgres(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()`)
 			}
 			var err error
 			alter(`SET ` + set)
-			kit.Await(t, "told", func() bool {
+			testkit.Await(t, "told", func() bool {
 				err = everything(t, url, store, 1)
 				return err == nil || strings.Contains(err.Error(), says)
 			})
 			require.ErrorContains(t, err, says)
 			alter(`RESET ` + says)
-			kit.Await(t, "it works again", func() bool { return everything(t, url, store, 2) == nil })
+			testkit.Await(t, "it works again", func() bool { return everything(t, url, store, 2) == nil })
 		})
 	}
 }

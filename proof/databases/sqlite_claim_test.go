@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // claimEnv tells a process of this test to open that file as if it were alone.
@@ -28,7 +28,7 @@ func TestASQLiteFileIsRefusedToASecondProcessUnlessBothShareIt(t *testing.T) {
 		select {}
 	}
 	path := filepath.Join(t.TempDir(), "tenure.db")
-	alone, shared := tenure.SQLiteConfig{Logger: kit.Quiet}, tenure.SQLiteConfig{Shared: true, Logger: kit.Quiet}
+	alone, shared := tenure.SQLiteConfig{Logger: testkit.Quiet}, tenure.SQLiteConfig{Shared: true, Logger: testkit.Quiet}
 	other := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 	other.Env = append(os.Environ(), claimEnv+"="+path)
 	out, err := other.StdoutPipe()
@@ -39,7 +39,7 @@ func TestASQLiteFileIsRefusedToASecondProcessUnlessBothShareIt(t *testing.T) {
 	line, _ := bufio.NewReader(out).ReadString('\n')
 	require.Equal(t, "opened <nil>\n", line)
 
-	db := kit.OpenSQL(t, "sqlite", "file:"+path)
+	db := testkit.OpenSQL(t, "sqlite", "file:"+path)
 	refused := func(err error) {
 		t.Helper()
 		require.ErrorIs(t, err, tenure.ErrSetup)
@@ -49,23 +49,23 @@ func TestASQLiteFileIsRefusedToASecondProcessUnlessBothShareIt(t *testing.T) {
 	_, err = tenure.OpenSQLite(t.Context(), path, alone)
 	refused(err)
 	for _, cfg := range []tenure.SQLiteConfig{alone, shared} {
-		refused(kit.Must(tenure.NewSQLiteStore(db, cfg)).Migrate(t.Context()))
-		store := kit.Must(tenure.NewSQLiteStore(db, cfg))
-		lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+		refused(testkit.Must(tenure.NewSQLiteStore(db, cfg)).Migrate(t.Context()))
+		store := testkit.Must(tenure.NewSQLiteStore(db, cfg))
+		lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
 		ctx, cancel := context.WithCancel(t.Context())
 		coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{
 			Reconcile: func(context.Context) error { t.Error("the job runs in a second process"); cancel(); return nil },
 		})
 		require.NoError(t, err)
-		go func() { kit.Sleep(ctx, kit.Patience); cancel() }() // without its job, Run would go on as a standby
+		go func() { testkit.Sleep(ctx, testkit.Patience); cancel() }() // without its job, Run would go on as a standby
 		refused(coordinator.Run(ctx))
 		cancel()
 	}
 	reader, err := tenure.OpenSQLite(t.Context(), path, shared)
 	require.NoError(t, err, "to look who holds it")
-	_, err = kit.NewLease(t, reader, tenure.LeaseConfig{}).Read(t.Context())
+	_, err = testkit.NewLease(t, reader, tenure.LeaseConfig{}).Read(t.Context())
 	require.NotErrorIs(t, err, tenure.ErrInvalid)
-	_, err = kit.NewLease(t, reader, tenure.LeaseConfig{}).TryAcquire(t.Context())
+	_, err = testkit.NewLease(t, reader, tenure.LeaseConfig{}).TryAcquire(t.Context())
 	refused(err)
 	require.NoError(t, reader.Close())
 	sameTable, elsewhere := alone, alone
@@ -98,8 +98,8 @@ func TestASQLiteFileIsRefusedToASecondProcessUnlessBothShareIt(t *testing.T) {
 
 func TestAFileIsClaimedUntilTheJobHasReturnedAndAgainByTheNextRun(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tenure.db")
-	alone := tenure.SQLiteConfig{Logger: kit.Quiet}
-	store := kit.Must(tenure.NewSQLiteStore(kit.OpenSQL(t, "sqlite", "file:"+path), alone))
+	alone := tenure.SQLiteConfig{Logger: testkit.Quiet}
+	store := testkit.Must(tenure.NewSQLiteStore(testkit.OpenSQL(t, "sqlite", "file:"+path), alone))
 	refused := func(when string) {
 		t.Helper()
 		_, err := tenure.OpenSQLite(t.Context(), path, alone)
@@ -108,7 +108,7 @@ func TestAFileIsClaimedUntilTheJobHasReturnedAndAgainByTheNextRun(t *testing.T) 
 	for range 2 {
 		ctx, cancel := context.WithCancel(t.Context())
 		working, told, mayReturn := make(chan struct{}), make(chan struct{}), make(chan struct{})
-		coordinator, err := tenure.NewCoordinator(kit.NewLease(t, store, tenure.LeaseConfig{}), tenure.CoordinatorConfig{
+		coordinator, err := tenure.NewCoordinator(testkit.NewLease(t, store, tenure.LeaseConfig{}), tenure.CoordinatorConfig{
 			Reconcile: func(ctx context.Context) error {
 				close(working)
 				<-ctx.Done()
@@ -137,20 +137,20 @@ func TestAFileIsClaimedUntilTheJobHasReturnedAndAgainByTheNextRun(t *testing.T) 
 func TestRunWaitsForADatabaseThatIsLockedWhenItStarts(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		path := filepath.Join(t.TempDir(), "tenure.db")
-		locker := kit.OpenSQL(t, "sqlite", "file:"+path+"?_txlock=exclusive")
-		kit.ExecSQL(t, locker, `CREATE TABLE t (x)`)
+		locker := testkit.OpenSQL(t, "sqlite", "file:"+path+"?_txlock=exclusive")
+		testkit.ExecSQL(t, locker, `CREATE TABLE t (x)`)
 		tx, err := locker.Begin()
 		require.NoError(t, err)
-		store := kit.Must(tenure.NewSQLiteStore(kit.OpenSQL(t, "sqlite", "file:"+path+"?_pragma=journal_mode(WAL)"), tenure.SQLiteConfig{Shared: shared, Logger: kit.Quiet}))
+		store := testkit.Must(tenure.NewSQLiteStore(testkit.OpenSQL(t, "sqlite", "file:"+path+"?_pragma=journal_mode(WAL)"), tenure.SQLiteConfig{Shared: shared, Logger: testkit.Quiet}))
 		ctx, cancel := context.WithCancel(t.Context())
-		coordinator, err := tenure.NewCoordinator(kit.NewLease(t, store, tenure.LeaseConfig{TTL: 2 * time.Second}), tenure.CoordinatorConfig{})
+		coordinator, err := tenure.NewCoordinator(testkit.NewLease(t, store, tenure.LeaseConfig{TTL: 2 * time.Second}), tenure.CoordinatorConfig{})
 		require.NoError(t, err)
 		returned := make(chan error)
 		go func() { returned <- coordinator.Run(ctx) }()
-		kit.Await(t, "the error is seen", func() bool { return coordinator.Status().LastError != "" })
+		testkit.Await(t, "the error is seen", func() bool { return coordinator.Status().LastError != "" })
 		require.NoError(t, tx.Rollback())
 		if !shared {
-			kit.Await(t, "the job runs", coordinator.IsHolder)
+			testkit.Await(t, "the job runs", coordinator.IsHolder)
 		}
 		cancel()
 		require.NoError(t, <-returned)

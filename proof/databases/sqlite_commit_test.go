@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // A row that a write returns is read before the write is committed. Where the context
@@ -39,7 +39,7 @@ func TestAWriteOnSQLiteThatWasUndoneIsNotReportedAsDone(t *testing.T) {
 		},
 		"fenced replace": func(ctx context.Context, store *tenure.SQLiteStore, term *tenure.Term, version int64) error {
 			fenced, err := tenure.Fence(store, term)
-			kit.WantErr(t, err, nil)
+			testkit.WantErr(t, err, nil)
 			_, err = fenced.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("new")}, tenure.IfVersion(version))
 			return err
 		},
@@ -53,15 +53,15 @@ func TestAWriteOnSQLiteThatWasUndoneIsNotReportedAsDone(t *testing.T) {
 	for name, call := range calls {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "t.db")
-			kit.Migrate(t, kit.OpenSQLite(t, path))
+			testkit.Migrate(t, testkit.OpenSQLite(t, path))
 			ender := &contextEnder{}
 			db := sql.OpenDB(endingConnector{
 				dsn: "file:" + path + "?_txlock=immediate&_pragma=busy_timeout(5000)&_pragma=foreign_keys(1)", ender: ender})
 			defer db.Close()
-			store := kit.Must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true}))
-			term := kit.MustAcquire(t, kit.NewLease(t, store, tenure.LeaseConfig{}))
-			old := kit.Put(t, store, tenure.Object{Key: key, Payload: []byte("old")})
-			kit.ExecSQL(t, db, refuseUpdates)
+			store := testkit.Must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true}))
+			term := testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{}))
+			old := testkit.Put(t, store, tenure.Object{Key: key, Payload: []byte("old")})
+			testkit.ExecSQL(t, db, refuseUpdates)
 
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -81,9 +81,9 @@ func TestAWriteOnSQLiteThatWasUndoneIsNotReportedAsDone(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "FOREIGN KEY") {
 				t.Errorf("without an end of the context: got %v, want the database's error", err)
 			}
-			kit.ExecSQL(t, db, `DROP TRIGGER refuse`)
-			kit.WantErr(t, call(t.Context(), store, term, old.Version), nil)
-			obj, err = kit.OpenSQLite(t, path).Get(t.Context(), key) // another connection sees what was committed
+			testkit.ExecSQL(t, db, `DROP TRIGGER refuse`)
+			testkit.WantErr(t, call(t.Context(), store, term, old.Version), nil)
+			obj, err = testkit.OpenSQLite(t, path).Get(t.Context(), key) // another connection sees what was committed
 			if err != nil || string(obj.Payload) != "new" {
 				t.Errorf("once nothing is in the way: got %q, %v; want what was written", obj.Payload, err)
 			}

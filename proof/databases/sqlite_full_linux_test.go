@@ -15,7 +15,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // A small disk fills up and has room again while calls end at any moment of a write.
@@ -32,7 +31,7 @@ func TestWhatSQLiteReportsAsWrittenIsThereThoughTheDiskFillsUpAndCallsEnd(t *tes
 		}
 	})
 	path := filepath.Join(dir, "t.db")
-	kit.Migrate(t, kit.OpenSQLite(t, path))
+	testkit.Migrate(t, testkit.OpenSQLite(t, path))
 	began := time.Now()
 	var written, full, ended atomic.Int64
 	enough := func() bool {
@@ -41,8 +40,8 @@ func TestWhatSQLiteReportsAsWrittenIsThereThoughTheDiskFillsUpAndCallsEnd(t *tes
 	}
 	var wg sync.WaitGroup
 	for i := range workers {
-		store, reader := kit.OpenSQLite(t, path), kit.OpenSQLite(t, path)
-		obj := kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: fmt.Sprint(i)}})
+		store, reader := testkit.OpenSQLite(t, path), testkit.OpenSQLite(t, path)
+		obj := testkit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: fmt.Sprint(i)}})
 		wg.Go(func() {
 			for typical := time.Millisecond; !enough(); {
 				ctx, cancel := context.WithTimeout(t.Context(), rand.N(2*typical))
@@ -74,7 +73,7 @@ func TestWhatSQLiteReportsAsWrittenIsThereThoughTheDiskFillsUpAndCallsEnd(t *tes
 	filler := filepath.Join(dir, "filler")
 	for some := make([]byte, 4096); !enough(); {
 		file, err := os.Create(filler)
-		kit.WantErr(t, err, nil)
+		testkit.WantErr(t, err, nil)
 		for err == nil {
 			_, err = file.Write(some)
 		}
@@ -85,7 +84,7 @@ func TestWhatSQLiteReportsAsWrittenIsThereThoughTheDiskFillsUpAndCallsEnd(t *tes
 			time.Sleep(time.Millisecond) // it stays full for some calls
 		}
 		file.Close()
-		kit.WantErr(t, os.Remove(filler), nil)
+		testkit.WantErr(t, os.Remove(filler), nil)
 		for target := written.Load() + 10; written.Load() < target && !enough(); {
 			time.Sleep(time.Millisecond)
 		}

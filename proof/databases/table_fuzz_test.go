@@ -16,7 +16,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // tableNames are what a table's name may do to SQL that is put together around it.
@@ -67,7 +67,7 @@ func useTable(ctx context.Context, store tenure.Store) error {
 		return fmt.Errorf("version %d follows %d", again.Version, second.Version)
 	}
 
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: kit.LeaseKey, Logger: kit.Quiet})
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: testkit.LeaseKey, Logger: testkit.Quiet})
 	if err != nil {
 		return err
 	}
@@ -112,23 +112,23 @@ func FuzzASQLiteTableOfAnyNameIsTheOnlyOneTouched(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, table string) {
 		ctx := t.Context()
-		db := kit.OpenSQL(t, "sqlite", ":memory:")
+		db := testkit.OpenSQL(t, "sqlite", ":memory:")
 		db.SetMaxOpenConns(1)
-		kit.ExecSQL(t, db, `
+		testkit.ExecSQL(t, db, `
 			CREATE TABLE bystander (object_type TEXT, id TEXT, resource_version INTEGER);
 			INSERT INTO bystander VALUES ('t', '1', 1);
 			CREATE TABLE objects_tombstones (object_type TEXT, id TEXT, resource_version INTEGER, PRIMARY KEY (object_type, id));
 			INSERT INTO objects_tombstones VALUES ('x', 'old', 1), ('t', '1', 1)`)
 		before := sqliteTables(t, db)
-		store, err := tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Table: table, Shared: true, Logger: kit.Quiet})
+		store, err := tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Table: table, Shared: true, Logger: testkit.Quiet})
 		if err != nil {
 			refused(t, err)
 			return
 		}
 		defer store.Close()
 		if table == "" || strings.EqualFold(table, "objects") { // whose tombstones those are
-			kit.WantErr(t, store.Migrate(ctx), nil)
-			kit.WantErr(t, useTable(ctx, store), nil)
+			testkit.WantErr(t, store.Migrate(ctx), nil)
+			testkit.WantErr(t, useTable(ctx, store), nil)
 			return
 		}
 		want := maps.Clone(before)
@@ -149,7 +149,7 @@ func FuzzASQLiteTableOfAnyNameIsTheOnlyOneTouched(f *testing.F) {
 			}
 		}
 		if got := sqliteTables(t, db); !maps.Equal(got, want) {
-			t.Errorf("the tables have as many rows: %q; want %q", got, want)
+			t.Errorf("the tables have as many rows: %v; want %v", got, want)
 		}
 	})
 }
@@ -158,19 +158,19 @@ func FuzzASQLiteTableOfAnyNameIsTheOnlyOneTouched(f *testing.F) {
 func sqliteTables(t *testing.T, db *sql.DB) map[string]int {
 	t.Helper()
 	rows, err := db.Query(`SELECT name FROM sqlite_master WHERE type = 'table'`)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	var names []string
 	for rows.Next() {
 		var name string
-		kit.WantErr(t, rows.Scan(&name), nil)
+		testkit.WantErr(t, rows.Scan(&name), nil)
 		names = append(names, name)
 	}
-	kit.WantErr(t, rows.Err(), nil)
+	testkit.WantErr(t, rows.Err(), nil)
 	tables := map[string]int{}
 	for _, name := range names {
 		var n int
 		quoted := `"` + strings.ReplaceAll(name, `"`, `""`) + `"`
-		kit.WantErr(t, db.QueryRow(`SELECT count(*) FROM `+quoted).Scan(&n), nil)
+		testkit.WantErr(t, db.QueryRow(`SELECT count(*) FROM `+quoted).Scan(&n), nil)
 		tables[name] = n
 	}
 	return tables
@@ -181,9 +181,9 @@ func FuzzAPostgresTableOfAnyNameIsTheOnlyOneTouched(f *testing.F) {
 		f.Add("", name)
 		f.Add(name, name)
 	}
-	url := kit.PostgresURL(f)
-	pool := kit.PostgresPool(f, url)
-	kit.ExecPostgres(f, pool, `
+	url := testkit.PostgresURL(f)
+	pool := testkit.PostgresPool(f, url)
+	testkit.ExecPostgres(f, pool, `
 		CREATE TABLE bystander (object_type text, id text, resource_version bigint);
 		INSERT INTO bystander VALUES ('t', '1', 1);
 		CREATE TABLE objects_tombstones (object_type text, id text, resource_version bigint, PRIMARY KEY (object_type, id));
@@ -195,7 +195,7 @@ func FuzzAPostgresTableOfAnyNameIsTheOnlyOneTouched(f *testing.F) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		store, err := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Schema: schema, Table: table, Logger: kit.Quiet})
+		store, err := tenure.NewPostgresStore(pool, tenure.PostgresConfig{Schema: schema, Table: table, Logger: testkit.Quiet})
 		if err != nil {
 			refused(t, err)
 			return
@@ -228,15 +228,15 @@ func FuzzAPostgresTableOfAnyNameIsTheOnlyOneTouched(f *testing.F) {
 		}
 		after := postgresTables(t, pool)
 		if !maps.Equal(after, want) {
-			t.Errorf("the tables have as many rows: %q; want %q", after, want)
+			t.Errorf("the tables have as many rows: %v; want %v", after, want)
 		}
 		for name := range after { // for the next
 			if _, was := before[name]; !was {
-				kit.ExecPostgres(t, pool, `DROP TABLE `+pgx.Identifier(name[:]).Sanitize())
+				testkit.ExecPostgres(t, pool, `DROP TABLE `+pgx.Identifier(name[:]).Sanitize())
 			}
 		}
 		if err == nil && !slices.Contains([]string{"", "public", "information_schema"}, schema) {
-			kit.ExecPostgres(t, pool, `DROP SCHEMA `+pgx.Identifier{schema}.Sanitize())
+			testkit.ExecPostgres(t, pool, `DROP SCHEMA `+pgx.Identifier{schema}.Sanitize())
 		}
 	})
 }
@@ -248,15 +248,15 @@ func postgresTables(t testing.TB, pool *pgxpool.Pool) map[[2]string]int {
 	rows, err := pool.Query(context.Background(), `
 		SELECT nspname, relname FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace
 		WHERE relkind = 'r' AND pg_class.oid >= 16384`)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	names, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (name [2]string, err error) {
 		return name, row.Scan(&name[0], &name[1])
 	})
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	tables := map[[2]string]int{}
 	for _, name := range names {
 		var n int
-		kit.WantErr(t, pool.QueryRow(context.Background(), `SELECT count(*) FROM `+pgx.Identifier(name[:]).Sanitize()).Scan(&n), nil)
+		testkit.WantErr(t, pool.QueryRow(context.Background(), `SELECT count(*) FROM `+pgx.Identifier(name[:]).Sanitize()).Scan(&n), nil)
 		tables[name] = n
 	}
 	return tables

@@ -15,7 +15,6 @@ import (
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // ownKeys are the keys of the tables that [tenure.PostgresStore.Migrate] and [claims.Migrate] create, and numbers a column of each.
@@ -45,7 +44,7 @@ var ailments = map[string]struct{ ddl, says string }{
 
 // take claims a key as sessions do.
 func take(ctx context.Context, store *tenure.PostgresStore, key string) ([]objects.Claim, error) {
-	return store.Backend().Claims().Take(ctx, "session", "kind", []string{key}, nil, []string{key}, kit.Patience)
+	return store.Backend().Claims().Take(ctx, "session", "kind", []string{key}, nil, []string{key}, testkit.Patience)
 }
 
 // wantRefused makes a call until the connections that have ended are replaced, and wants to be told
@@ -53,7 +52,7 @@ func take(ctx context.Context, store *tenure.PostgresStore, key string) ([]objec
 func wantRefused(t *testing.T, says string, call func() error) {
 	t.Helper()
 	var err error
-	kit.Await(t, "refused: "+says, func() bool {
+	testkit.Await(t, "refused: "+says, func() bool {
 		err = call()
 		return err == nil || errors.Is(err, tenure.ErrSetup)
 	})
@@ -63,10 +62,10 @@ func wantRefused(t *testing.T, says string, call func() error) {
 
 func TestATableOnWhichNoPromiseCanBeKeptIsRefusedAtSetUpAndAfterAReconnect(t *testing.T) {
 	testkit.Slow(t)
-	url, owner := kit.AsWorker(t)
+	url, owner := testkit.AsWorker(t)
 	role := "worker_" + owner.Config().ConnConfig.Database
 	for ailment, c := range ailments {
-		for _, table := range kit.OwnTables {
+		for _, table := range testkit.OwnTables {
 			if table == "objects" && strings.Contains("inherited, a partitioned table", ailment) {
 				continue // no statement needs it to be whole
 			}
@@ -74,23 +73,23 @@ func TestATableOnWhichNoPromiseCanBeKeptIsRefusedAtSetUpAndAfterAReconnect(t *te
 				schema := fmt.Sprintf("s%x", fmt.Sprint(table, len(ailment), ailment[:3], ailment[len(ailment)-3:]))
 				in := strings.NewReplacer("{s}", schema, "{t}", table, "{k}", ownKeys[table], "{n}", numbers[table]).Replace
 				ownersURL := owner.Config().ConnString()
-				kit.MigrateClaims(t, kit.OpenPostgres(t, ownersURL, tenure.PostgresConfig{Schema: schema}))
+				testkit.MigrateClaims(t, testkit.OpenPostgres(t, ownersURL, tenure.PostgresConfig{Schema: schema}))
 				grant := fmt.Sprintf(`GRANT USAGE ON SCHEMA %s TO %s; GRANT ALL ON ALL TABLES IN SCHEMA %[1]s TO %[2]s`, schema, role)
-				kit.ExecPostgres(t, owner, grant)
-				running := kit.OpenPostgres(t, url+"&search_path="+schema, tenure.PostgresConfig{})
-				lease := kit.NewLease(t, running, tenure.LeaseConfig{})
-				kit.WantErr(t, lease.Release(t.Context(), kit.MustAcquire(t, lease)), nil)
+				testkit.ExecPostgres(t, owner, grant)
+				running := testkit.OpenPostgres(t, url+"&search_path="+schema, tenure.PostgresConfig{})
+				lease := testkit.NewLease(t, running, tenure.LeaseConfig{})
+				testkit.WantErr(t, lease.Release(t.Context(), testkit.MustAcquire(t, lease)), nil)
 				_, err := take(t.Context(), running, "before")
 				require.NoError(t, err)
 
-				kit.ExecPostgres(t, owner, in(c.ddl))
-				kit.ExecPostgres(t, owner, grant)
-				kit.ExecPostgres(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '`+role+`'`)
-				var log kit.SyncBuffer
-				fresh := kit.Must(tenure.NewPostgresStore(kit.PostgresPool(t, url+"&search_path="+schema), tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+				testkit.ExecPostgres(t, owner, in(c.ddl))
+				testkit.ExecPostgres(t, owner, grant)
+				testkit.ExecPostgres(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '`+role+`'`)
+				var log testkit.SyncBuffer
+				fresh := testkit.Must(tenure.NewPostgresStore(testkit.PostgresPool(t, url+"&search_path="+schema), tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
 				t.Cleanup(func() { fresh.Close() })
 				for _, store := range []*tenure.PostgresStore{running, fresh} {
-					lease := kit.NewLease(t, store, tenure.LeaseConfig{})
+					lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
 					acquire := func() error { _, err := lease.AcquireOrSteal(t.Context()); return err }
 					claim := func() error { _, err := take(t.Context(), store, "after"); return err }
 					if table == "objects" {
@@ -99,13 +98,13 @@ func TestATableOnWhichNoPromiseCanBeKeptIsRefusedAtSetUpAndAfterAReconnect(t *te
 						continue
 					}
 					var term *tenure.Term
-					kit.Await(t, "acquired", func() bool { term, err = lease.AcquireOrSteal(t.Context()); return err == nil })
+					testkit.Await(t, "acquired", func() bool { term, err = lease.AcquireOrSteal(t.Context()); return err == nil })
 					if table == "objects_tombstones" {
-						kit.Await(t, "claimed", func() bool { return claim() == nil })
+						testkit.Await(t, "claimed", func() bool { return claim() == nil })
 					} else {
 						wantRefused(t, in(c.says), claim)
 					}
-					kit.WantErr(t, lease.Release(t.Context(), term), nil)
+					testkit.WantErr(t, lease.Release(t.Context(), term), nil)
 				}
 				err = fresh.Migrate(t.Context())
 				if table == "objects_claims" || table == "objects_requests" {
@@ -147,21 +146,21 @@ func TestATableOnWhichNoPromiseCanBeKeptIsRefusedOnSQLite(t *testing.T) {
 		"without row IDs":         {fmt.Sprintf(again, `{c}, PRIMARY KEY ({k})`) + ` WITHOUT ROWID`, "it is WITHOUT ROWID"},
 		"a view":                  {`ALTER TABLE {t} RENAME TO {t}_behind; CREATE VIEW {t} AS SELECT * FROM {t}_behind`, "is a view"},
 	} {
-		for _, table := range kit.OwnTables {
+		for _, table := range testkit.OwnTables {
 			if table == "objects" && (ailment == "without row IDs" || ailment == "with other numbers") {
 				continue // no statement needs row IDs, and another program's table may keep versions as it likes
 			}
 			t.Run(table+" "+ailment, func(t *testing.T) {
 				path := filepath.Join(t.TempDir(), "t.db")
-				kit.MigrateClaims(t, kit.OpenSQLite(t, path))
+				testkit.MigrateClaims(t, testkit.OpenSQLite(t, path))
 				n := numbers[table]
 				in := strings.NewReplacer("{t}", table, "{k}", ownKeys[table], "{n}", n, "{c}", columns[table],
 					"{numbers as text}", strings.ReplaceAll(columns[table], n+" INTEGER", n+" TEXT"),
 					"{text as numbers}", strings.ReplaceAll(columns[table], " id TEXT", " id INT")).Replace
-				kit.ExecSQL(t, kit.OpenSQL(t, "sqlite", "file:"+path), in(c.ddl))
-				store := kit.OpenSQLite(t, path)
-				_, acquireErr := kit.NewLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
-				_, claimErr := store.Backend().Claims().Take(t.Context(), "session", "kind", nil, nil, []string{"k"}, kit.Patience)
+				testkit.ExecSQL(t, testkit.OpenSQL(t, "sqlite", "file:"+path), in(c.ddl))
+				store := testkit.OpenSQLite(t, path)
+				_, acquireErr := testkit.NewLease(t, store, tenure.LeaseConfig{}).AcquireOrSteal(t.Context())
+				_, claimErr := store.Backend().Claims().Take(t.Context(), "session", "kind", nil, nil, []string{"k"}, testkit.Patience)
 				for what, err := range map[string]error{"acquire": acquireErr, "claim": claimErr, "Migrate": store.Migrate(t.Context()), "claims.Migrate": claims.Migrate(t.Context(), store)} {
 					if (what == "acquire" || what == "Migrate") && (table == "objects_claims" || table == "objects_requests") {
 						require.NoError(t, err, what)

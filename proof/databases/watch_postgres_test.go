@@ -17,7 +17,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // listeners counts the connections to this database that listen.
@@ -25,69 +24,69 @@ func listeners(t *testing.T, pool *pgxpool.Pool) (n int) {
 	t.Helper()
 	err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
 		WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE 'LISTEN%'`).Scan(&n)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	return n
 }
 
 func TestOnPostgresAStoreThatOnlyPollsHoldsNoConnectionToListenOn(t *testing.T) {
-	url := kit.PostgresURL(t)
-	polls := kit.OpenPostgres(t, url, tenure.PostgresConfig{PollOnly: true})
-	kit.Migrate(t, polls)
-	pool := kit.PostgresPool(t, url)
-	deaf := kit.BeginWatch(t, polls, watchedKey)
-	other := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	url := testkit.PostgresURL(t)
+	polls := testkit.OpenPostgres(t, url, tenure.PostgresConfig{PollOnly: true})
+	testkit.Migrate(t, polls)
+	pool := testkit.PostgresPool(t, url)
+	deaf := testkit.BeginWatch(t, polls, watchedKey)
+	other := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
 	if n := listeners(t, pool); n != 0 {
 		t.Errorf("before anybody watches otherwise, %d connections listen", n)
 	}
-	live := kit.LiveWatch(t, other, watchedKey)
+	live := testkit.LiveWatch(t, other, watchedKey)
 	if n := listeners(t, pool); n != 1 {
 		t.Errorf("%d connections listen, want that of the other store only", n)
 	}
-	kit.TakeHint(live)
-	kit.DeleteAndWake(t, polls, kit.Put(t, polls, tenure.Object{Key: watchedKey}))
-	kit.AwaitHint(t, "deleted by a store that only polls", live)
-	if deaf.Live() || kit.TakeHint(deaf) {
+	testkit.TakeHint(live)
+	testkit.DeleteAndWake(t, polls, testkit.Put(t, polls, tenure.Object{Key: watchedKey}))
+	testkit.AwaitHint(t, "deleted by a store that only polls", live)
+	if deaf.Live() || testkit.TakeHint(deaf) {
 		t.Error("a watch of a store that only polls is live, or was woken")
 	}
 	deaf.Stop()
 }
 
 func TestOnPostgresOneConnectionListensForAllWatchesOfAStore(t *testing.T) {
-	url := kit.PostgresURL(t)
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-	kit.Migrate(t, store)
-	pool := kit.PostgresPool(t, url)
+	url := testkit.PostgresURL(t)
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	testkit.Migrate(t, store)
+	pool := testkit.PostgresPool(t, url)
 	if n := listeners(t, pool); n != 0 {
 		t.Errorf("%d connections listen before anybody watches", n)
 	}
 	for i := range 20 {
-		kit.LiveWatch(t, store, tenure.Key{Type: "t", ID: fmt.Sprint(i)})
+		testkit.LiveWatch(t, store, tenure.Key{Type: "t", ID: fmt.Sprint(i)})
 	}
 	if n := listeners(t, pool); n != 1 {
 		t.Errorf("%d connections listen, want 1", n)
 	}
-	kit.WantErr(t, store.Close(), nil)
-	kit.Await(t, "the connection is closed", func() bool { return listeners(t, pool) == 0 })
+	testkit.WantErr(t, store.Close(), nil)
+	testkit.Await(t, "the connection is closed", func() bool { return listeners(t, pool) == 0 })
 }
 
 func TestOnPostgresAListenURLThatCannotBeParsedIsRefusedWithoutItsPassword(t *testing.T) {
-	_, err := tenure.OpenPostgres(t.Context(), kit.PostgresURL(t), tenure.PostgresConfig{ListenURL: "postgres://u:sEcrEt@host:port/db"})
-	kit.WantErr(t, err, tenure.ErrInvalid)
+	_, err := tenure.OpenPostgres(t.Context(), testkit.PostgresURL(t), tenure.PostgresConfig{ListenURL: "postgres://u:sEcrEt@host:port/db"})
+	testkit.WantErr(t, err, tenure.ErrInvalid)
 	if strings.Contains(err.Error(), "sEcrEt") || !strings.Contains(err.Error(), "ListenURL") {
 		t.Errorf("got error %q, want one that names ListenURL and tells no password", err)
 	}
 }
 
 func TestOnPostgresAKeyTooLongForANotificationWakesNevertheless(t *testing.T) {
-	url := kit.PostgresURL(t)
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-	kit.Migrate(t, store)
+	url := testkit.PostgresURL(t)
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	testkit.Migrate(t, store)
 	for shift := range 3 { // so that it is cut within a character of three bytes, too
 		key := tenure.Key{Type: "t", ID: strings.Repeat("x", shift) + strings.Repeat("長", 5000)}
-		watch := kit.LiveWatch(t, store, key)
-		kit.TakeHint(watch)
-		kit.DeleteAndWake(t, store, kit.Put(t, store, tenure.Object{Key: key}))
-		kit.AwaitHint(t, fmt.Sprintf("a key of %d bytes", len(key.ID)), watch)
+		watch := testkit.LiveWatch(t, store, key)
+		testkit.TakeHint(watch)
+		testkit.DeleteAndWake(t, store, testkit.Put(t, store, tenure.Object{Key: key}))
+		testkit.AwaitHint(t, fmt.Sprintf("a key of %d bytes", len(key.ID)), watch)
 	}
 }
 
@@ -106,37 +105,37 @@ func (c *tracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQu
 func (c *tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 func TestOnPostgresHandlersOfTheCallersPoolDoNotBreakWatching(t *testing.T) {
-	ctx, url := t.Context(), kit.PostgresURL(t)
+	ctx, url := t.Context(), testkit.PostgresURL(t)
 	config, err := pgxpool.ParseConfig(url)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	heard := make(chan string, 100)
 	trace := &tracer{}
 	config.ConnConfig.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { heard <- n.Channel + " " + n.Payload }
 	config.ConnConfig.Tracer = trace
 	config.MaxConns = 1
 	pool, err := pgxpool.NewWithConfig(ctx, config)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	t.Cleanup(pool.Close)
-	store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet}))
+	store := testkit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: testkit.Quiet}))
 	t.Cleanup(func() { store.Close() })
-	kit.Migrate(t, store)
-	kit.ExecPostgres(t, pool, `LISTEN callers`)
+	testkit.Migrate(t, store)
+	testkit.ExecPostgres(t, pool, `LISTEN callers`)
 
-	watch := kit.LiveWatch(t, store, watchedKey)
+	watch := testkit.LiveWatch(t, store, watchedKey)
 	for range 3 {
-		obj := kit.Put(t, store, tenure.Object{Key: watchedKey})
-		kit.TakeHint(watch)
-		kit.DeleteAndWake(t, store, obj)
-		kit.AwaitHint(t, "deleted", watch)
+		obj := testkit.Put(t, store, tenure.Object{Key: watchedKey})
+		testkit.TakeHint(watch)
+		testkit.DeleteAndWake(t, store, obj)
+		testkit.AwaitHint(t, "deleted", watch)
 	}
 	// The caller's connections are still as the caller wants them.
-	kit.ExecPostgres(t, pool, `NOTIFY callers, 'theirs'`)
+	testkit.ExecPostgres(t, pool, `NOTIFY callers, 'theirs'`)
 	select {
 	case got := <-heard:
 		if got != "callers theirs" {
 			t.Errorf("the caller's handler was given %q", got)
 		}
-	case <-time.After(kit.Patience):
+	case <-time.After(testkit.Patience):
 		t.Error("the caller's handler is not called any more")
 	}
 	if len(heard) != 0 {
@@ -149,20 +148,20 @@ func TestOnPostgresHandlersOfTheCallersPoolDoNotBreakWatching(t *testing.T) {
 
 // As where a password, or here the role, is fetched for each new connection.
 func TestOnPostgresTheListenerAsksTheCallersPoolWhichRoleToConnectAs(t *testing.T) {
-	ctx, url := t.Context(), kit.PostgresURL(t)
-	admin := kit.PostgresPool(t, url)
-	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	ctx, url := t.Context(), testkit.PostgresURL(t)
+	admin := testkit.PostgresPool(t, url)
+	testkit.Migrate(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
 	for _, role := range []string{"watch_before", "watch_after"} {
-		kit.ExecPostgres(t, admin, `DROP ROLE IF EXISTS `+role)
-		kit.ExecPostgres(t, admin, `CREATE ROLE `+role+` LOGIN`)
-		kit.ExecPostgres(t, admin, `GRANT ALL ON objects, objects_tombstones TO `+role)
+		testkit.ExecPostgres(t, admin, `DROP ROLE IF EXISTS `+role)
+		testkit.ExecPostgres(t, admin, `CREATE ROLE `+role+` LOGIN`)
+		testkit.ExecPostgres(t, admin, `GRANT ALL ON objects, objects_tombstones TO `+role)
 		t.Cleanup(func() {
-			kit.ExecPostgres(t, admin, `DROP OWNED BY `+role)
-			kit.ExecPostgres(t, admin, `DROP ROLE `+role)
+			testkit.ExecPostgres(t, admin, `DROP OWNED BY `+role)
+			testkit.ExecPostgres(t, admin, `DROP ROLE `+role)
 		})
 	}
 	config, err := pgxpool.ParseConfig(strings.Replace(url, "postgres@", "nobody_here@", 1))
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	var role atomic.Value
 	role.Store("watch_before")
 	config.BeforeConnect = func(_ context.Context, conn *pgx.ConnConfig) error {
@@ -170,53 +169,53 @@ func TestOnPostgresTheListenerAsksTheCallersPoolWhichRoleToConnectAs(t *testing.
 		return nil
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	t.Cleanup(pool.Close)
-	store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet}))
+	store := testkit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: testkit.Quiet}))
 	t.Cleanup(func() { store.Close() })
 
 	listensAs := func() (user string) {
 		err := admin.QueryRow(ctx, `SELECT coalesce(string_agg(usename, ','), '') FROM pg_stat_activity
 			WHERE datname = current_database() AND query LIKE 'LISTEN%'`).Scan(&user)
-		kit.WantErr(t, err, nil)
+		testkit.WantErr(t, err, nil)
 		return user
 	}
-	watch := kit.LiveWatch(t, store, watchedKey)
+	watch := testkit.LiveWatch(t, store, watchedKey)
 	if got := listensAs(); got != "watch_before" {
 		t.Errorf("%q listens", got)
 	}
 	role.Store("watch_after")
-	kit.ExecPostgres(t, admin, `ALTER ROLE watch_before NOLOGIN`)
-	kit.ExecPostgres(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'watch_before'`)
-	kit.Await(t, "it listens as the other role", func() bool { return watch.Live() && listensAs() == "watch_after" })
-	kit.TakeHint(watch)
-	kit.DeleteAndWake(t, store, kit.Put(t, store, tenure.Object{Key: watchedKey}))
-	kit.AwaitHint(t, "deleted", watch)
+	testkit.ExecPostgres(t, admin, `ALTER ROLE watch_before NOLOGIN`)
+	testkit.ExecPostgres(t, admin, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'watch_before'`)
+	testkit.Await(t, "it listens as the other role", func() bool { return watch.Live() && listensAs() == "watch_after" })
+	testkit.TakeHint(watch)
+	testkit.DeleteAndWake(t, store, testkit.Put(t, store, tenure.Object{Key: watchedKey}))
+	testkit.AwaitHint(t, "deleted", watch)
 }
 
 func TestOnPostgresADeletionThatWakesIsWhollyThereAfterACrashOrNotAtAll(t *testing.T) {
 	ctx := t.Context()
 	// What is not flushed by a commit is not flushed at all before the crash.
-	server := kit.StartPostgres(t, kit.OnDisk, "wal_writer_delay=10s", "autovacuum=off")
-	kit.Migrate(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
+	server := testkit.StartPostgres(t, testkit.OnDisk, "wal_writer_delay=10s", "autovacuum=off")
+	testkit.Migrate(t, testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
 	var gone, back int
 	for round := range 4 {
 		key := tenure.Key{Type: "t", ID: fmt.Sprint("round ", round)}
-		store := kit.OpenPostgres(t, server.URL()+"&pool_max_conns=1", tenure.PostgresConfig{})
-		old := kit.Put(t, store, tenure.Object{Key: key, Name: key.ID, Labels: map[string]string{"a": "b"}, Payload: []byte("payload")})
-		kit.DeleteAndWake(t, store, old)
+		store := testkit.OpenPostgres(t, server.URL()+"&pool_max_conns=1", tenure.PostgresConfig{})
+		old := testkit.Put(t, store, tenure.Object{Key: key, Name: key.ID, Labels: map[string]string{"a": "b"}, Payload: []byte("payload")})
+		testkit.DeleteAndWake(t, store, old)
 		durable := round%2 == 1
 		if durable { // and so all before it
-			kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "other"}, Payload: []byte(key.ID)})
+			testkit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "other"}, Payload: []byte(key.ID)})
 		}
-		kit.WantErr(t, server.Restart("immediate"), nil)
+		testkit.WantErr(t, server.Restart("immediate"), nil)
 		store.Close()
 
-		store = kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
+		store = testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
 		got, err := store.Get(ctx, key)
 		var tombstone int64
-		pool := kit.PostgresPool(t, server.URL())
-		kit.WantErr(t, pool.QueryRow(ctx, `SELECT coalesce(max(resource_version), 0) FROM objects_tombstones WHERE id = $1`, key.ID).Scan(&tombstone), nil)
+		pool := testkit.PostgresPool(t, server.URL())
+		testkit.WantErr(t, pool.QueryRow(ctx, `SELECT coalesce(max(resource_version), 0) FROM objects_tombstones WHERE id = $1`, key.ID).Scan(&tombstone), nil)
 		switch {
 		case err == nil:
 			back++
@@ -227,10 +226,10 @@ func TestOnPostgresADeletionThatWakesIsWhollyThereAfterACrashOrNotAtAll(t *testi
 			if durable {
 				t.Errorf("round %d: the object is back, though a durable write followed its deletion", round)
 			}
-			kit.DeleteAndWake(t, store, got)
+			testkit.DeleteAndWake(t, store, got)
 		default:
 			gone++
-			kit.WantErr(t, err, tenure.ErrNotFound)
+			testkit.WantErr(t, err, tenure.ErrNotFound)
 			if tombstone != old.Version {
 				t.Errorf("round %d: the object is gone, and its tombstone has version %d, not %d", round, tombstone, old.Version)
 			}
@@ -243,7 +242,7 @@ func TestOnPostgresADeletionThatWakesIsWhollyThereAfterACrashOrNotAtAll(t *testi
 		}
 		// Ahead of the clock, so that only the tombstone can keep the version up.
 		ahead := old.Version + int64(time.Hour/time.Microsecond)
-		kit.ExecPostgres(t, pool, `UPDATE objects_tombstones SET resource_version = $1 WHERE id = $2`, ahead, key.ID)
+		testkit.ExecPostgres(t, pool, `UPDATE objects_tombstones SET resource_version = $1 WHERE id = $2`, ahead, key.ID)
 		if again, err := store.PutIf(ctx, tenure.Object{Key: key}, tenure.IfAbsent()); err != nil || again.Version <= ahead {
 			t.Errorf("round %d: version %d follows %d, %v", round, again.Version, ahead, err)
 		}
@@ -259,25 +258,25 @@ func TestOnPostgresADeletionThatWakesIsWhollyThereAfterACrashOrNotAtAll(t *testi
 // A deletion that wakes makes its own commit not wait for the disk, and no other.
 func TestOnPostgresWritesAroundADeletionThatWakesAreDurable(t *testing.T) {
 	ctx := t.Context()
-	server := kit.StartPostgres(t, kit.OnDisk, "wal_writer_delay=10s", "autovacuum=off")
-	kit.Migrate(t, kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
+	server := testkit.StartPostgres(t, testkit.OnDisk, "wal_writer_delay=10s", "autovacuum=off")
+	testkit.Migrate(t, testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{}))
 	for what, write := range map[string]func(store tenure.Store, obj tenure.Object) (exists bool){
 		"a write": func(store tenure.Store, obj tenure.Object) bool {
-			kit.Put(t, store, obj)
+			testkit.Put(t, store, obj)
 			return true
 		},
 		"a deletion that wakes nobody": func(store tenure.Store, obj tenure.Object) bool {
-			kit.WantErr(t, store.DeleteIf(ctx, obj.Key, tenure.IfVersion(obj.Version)), nil)
+			testkit.WantErr(t, store.DeleteIf(ctx, obj.Key, tenure.IfVersion(obj.Version)), nil)
 			return false
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			store := kit.OpenPostgres(t, server.URL()+"&pool_max_conns=1", tenure.PostgresConfig{}) // one session does it all
-			obj := kit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
-			kit.DeleteAndWake(t, store, kit.Put(t, store, tenure.Object{Key: watchedKey}))
+			store := testkit.OpenPostgres(t, server.URL()+"&pool_max_conns=1", tenure.PostgresConfig{}) // one session does it all
+			obj := testkit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: "1"}})
+			testkit.DeleteAndWake(t, store, testkit.Put(t, store, tenure.Object{Key: watchedKey}))
 			exists := write(store, obj)
-			kit.WantErr(t, server.Restart("immediate"), nil)
-			after := kit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
+			testkit.WantErr(t, server.Restart("immediate"), nil)
+			after := testkit.OpenPostgres(t, server.URL(), tenure.PostgresConfig{})
 			got, err := after.Get(ctx, obj.Key)
 			if (err == nil) != exists || exists && got.Version <= obj.Version {
 				t.Errorf("lost by a crash: got %+v, %v", got, err)
@@ -287,9 +286,9 @@ func TestOnPostgresWritesAroundADeletionThatWakesAreDurable(t *testing.T) {
 }
 
 func TestOnPostgresALeaseDoesNotWaitForTheApplicationsPool(t *testing.T) {
-	url := kit.PostgresURL(t)
-	kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
-	pool := kit.PostgresPool(t, url+"&pool_max_conns=2")
+	url := testkit.PostgresURL(t)
+	testkit.Migrate(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+	pool := testkit.PostgresPool(t, url+"&pool_max_conns=2")
 	busy, over := context.WithCancel(t.Context())
 	done := make(chan struct{}, 2)
 	for range 2 {
@@ -299,18 +298,18 @@ func TestOnPostgresALeaseDoesNotWaitForTheApplicationsPool(t *testing.T) {
 		}()
 	}
 	defer func() { over(); <-done; <-done }()
-	admin := kit.PostgresPool(t, url)
-	kit.Await(t, "the pool is saturated", func() bool {
+	admin := testkit.PostgresPool(t, url)
+	testkit.Await(t, "the pool is saturated", func() bool {
 		var n int
-		kit.WantErr(t, admin.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
+		testkit.WantErr(t, admin.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
 			WHERE datname = current_database() AND wait_event = 'PgSleep'`).Scan(&n), nil)
 		return n == 2
 	})
 
-	store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet}))
+	store := testkit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: testkit.Quiet}))
 	t.Cleanup(func() { store.Close() })
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
-	other := kit.NewLease(t, store, tenure.LeaseConfig{Holder: "b"})
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
+	other := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "b"})
 	var term *tenure.Term
 	for _, step := range []struct {
 		what string
@@ -332,7 +331,7 @@ func TestOnPostgresALeaseDoesNotWaitForTheApplicationsPool(t *testing.T) {
 		}
 		cancel()
 	}
-	kit.LiveWatch(t, store, watchedKey) // the listener needs no connection of the pool either
+	testkit.LiveWatch(t, store, watchedKey) // the listener needs no connection of the pool either
 
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -342,22 +341,22 @@ func TestOnPostgresALeaseDoesNotWaitForTheApplicationsPool(t *testing.T) {
 }
 
 func TestOnPostgresAStoreThatIsClosedStartsNothing(t *testing.T) {
-	url := kit.PostgresURL(t)
-	pool := kit.PostgresPool(t, url)
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-	kit.Migrate(t, store)
-	lease := kit.NewLease(t, store, tenure.LeaseConfig{})
-	term := kit.MustAcquire(t, lease)
+	url := testkit.PostgresURL(t)
+	pool := testkit.PostgresPool(t, url)
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	testkit.Migrate(t, store)
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+	term := testkit.MustAcquire(t, lease)
 	store.Close()
 	before := goroutines()
-	store.Watch(kit.LeaseKey).Stop()
+	store.Watch(testkit.LeaseKey).Stop()
 	if err := lease.Release(t.Context(), term); err == nil {
 		t.Error("a closed store releases")
 	}
 	if n := goroutines(); n > before {
 		t.Errorf("%d goroutines began", n-before)
 	}
-	kit.Await(t, "no connection is left", func() bool {
+	testkit.Await(t, "no connection is left", func() bool {
 		var n int
 		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'tenure'`).Scan(&n)
 		return err == nil && n == 0
@@ -365,42 +364,42 @@ func TestOnPostgresAStoreThatIsClosedStartsNothing(t *testing.T) {
 }
 
 func TestOnPostgresALeaseIsReleasedEvenIfNobodyCanBeNotified(t *testing.T) {
-	url := kit.PostgresURL(t)
-	admin := kit.PostgresPool(t, url)
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-	kit.Migrate(t, store)
-	kit.ExecPostgres(t, admin, `CREATE ROLE mute LOGIN`)
-	kit.ExecPostgres(t, admin, `GRANT ALL ON objects, objects_tombstones TO mute`)
-	kit.ExecPostgres(t, admin, `REVOKE EXECUTE ON FUNCTION pg_notify(text, text) FROM PUBLIC`)
+	url := testkit.PostgresURL(t)
+	admin := testkit.PostgresPool(t, url)
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	testkit.Migrate(t, store)
+	testkit.ExecPostgres(t, admin, `CREATE ROLE mute LOGIN`)
+	testkit.ExecPostgres(t, admin, `GRANT ALL ON objects, objects_tombstones TO mute`)
+	testkit.ExecPostgres(t, admin, `REVOKE EXECUTE ON FUNCTION pg_notify(text, text) FROM PUBLIC`)
 	t.Cleanup(func() {
-		kit.ExecPostgres(t, store.Pool(), `DROP OWNED BY mute`)
-		kit.ExecPostgres(t, store.Pool(), `DROP ROLE mute`)
+		testkit.ExecPostgres(t, store.Pool(), `DROP OWNED BY mute`)
+		testkit.ExecPostgres(t, store.Pool(), `DROP ROLE mute`)
 	})
-	mute := kit.OpenPostgres(t, strings.Replace(url, "postgres@", "mute@", 1), tenure.PostgresConfig{})
-	lease := kit.NewLease(t, mute, tenure.LeaseConfig{})
-	kit.WantErr(t, lease.Release(t.Context(), kit.MustAcquire(t, lease)), nil)
+	mute := testkit.OpenPostgres(t, strings.Replace(url, "postgres@", "mute@", 1), tenure.PostgresConfig{})
+	lease := testkit.NewLease(t, mute, tenure.LeaseConfig{})
+	testkit.WantErr(t, lease.Release(t.Context(), testkit.MustAcquire(t, lease)), nil)
 	_, err := lease.Read(t.Context())
-	kit.WantErr(t, err, tenure.ErrNotFound)
+	testkit.WantErr(t, err, tenure.ErrNotFound)
 }
 
 func TestOnPostgresLeasesOfALargePoolDoNotWaitForOnesWhoseRowsAreLocked(t *testing.T) {
-	url := kit.PostgresURL(t)
-	pool := kit.PostgresPool(t, url+"&pool_max_conns=20")
-	store := kit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: kit.Quiet}))
+	url := testkit.PostgresURL(t)
+	pool := testkit.PostgresPool(t, url+"&pool_max_conns=20")
+	store := testkit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: testkit.Quiet}))
 	t.Cleanup(func() { store.Close() })
-	kit.Migrate(t, store)
+	testkit.Migrate(t, store)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	var leases []*tenure.Lease
 	var terms []*tenure.Term
 	for i := range 11 {
-		leases = append(leases, kit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}, Name: fmt.Sprint(i)}))
-		terms = append(terms, kit.MustAcquire(t, leases[i]))
+		leases = append(leases, testkit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: fmt.Sprint(i)}, Name: fmt.Sprint(i)}))
+		terms = append(terms, testkit.MustAcquire(t, leases[i]))
 	}
 	tx, err := pool.Begin(ctx)
-	kit.WantErr(t, err, nil)
+	testkit.WantErr(t, err, nil)
 	defer tx.Rollback(context.Background())
-	kit.ExecPostgres(t, tx, `SELECT FROM objects WHERE id <> '10' FOR UPDATE`)
+	testkit.ExecPostgres(t, tx, `SELECT FROM objects WHERE id <> '10' FOR UPDATE`)
 	var all sync.WaitGroup
 	for i := range 10 {
 		all.Go(func() {
@@ -409,7 +408,7 @@ func TestOnPostgresLeasesOfALargePoolDoNotWaitForOnesWhoseRowsAreLocked(t *testi
 			}
 		})
 	}
-	kit.Await(t, "ten renewals wait", func() bool {
+	testkit.Await(t, "ten renewals wait", func() bool {
 		var n int
 		err := pool.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&n)
 		if err != nil {
@@ -417,8 +416,8 @@ func TestOnPostgresLeasesOfALargePoolDoNotWaitForOnesWhoseRowsAreLocked(t *testi
 		}
 		return n == 10
 	})
-	kit.WantErr(t, leases[10].Renew(ctx, terms[10]), nil)
-	kit.WantErr(t, tx.Rollback(ctx), nil)
+	testkit.WantErr(t, leases[10].Renew(ctx, terms[10]), nil)
+	testkit.WantErr(t, tx.Rollback(ctx), nil)
 	all.Wait()
 }
 
@@ -429,29 +428,29 @@ func TestOnPostgresAStoreThatHasOnlyReadHearsWhatItWatches(t *testing.T) {
 		"nothing": func(*testing.T, *tenure.Lease) {},
 		"a lease": func(t *testing.T, lease *tenure.Lease) {
 			_, err := lease.Read(t.Context())
-			kit.WantErr(t, err, tenure.ErrNotFound)
+			testkit.WantErr(t, err, tenure.ErrNotFound)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			url := kit.PostgresURL(t)
-			kit.Migrate(t, kit.OpenPostgres(t, url, tenure.PostgresConfig{}))
-			store := kit.Must(tenure.NewPostgresStore(kit.PostgresPool(t, url), tenure.PostgresConfig{Logger: kit.Quiet}))
+			url := testkit.PostgresURL(t)
+			testkit.Migrate(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+			store := testkit.Must(tenure.NewPostgresStore(testkit.PostgresPool(t, url), tenure.PostgresConfig{Logger: testkit.Quiet}))
 			t.Cleanup(func() { store.Close() })
-			read(t, kit.NewLease(t, store, tenure.LeaseConfig{}))
-			watch := kit.LiveWatch(t, store, kit.LeaseKey)
-			kit.TakeHint(watch)
-			other := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-			kit.DeleteAndWake(t, other, kit.Put(t, other, tenure.Object{Key: kit.LeaseKey}))
-			kit.AwaitHint(t, "released", watch)
+			read(t, testkit.NewLease(t, store, tenure.LeaseConfig{}))
+			watch := testkit.LiveWatch(t, store, testkit.LeaseKey)
+			testkit.TakeHint(watch)
+			other := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
+			testkit.DeleteAndWake(t, other, testkit.Put(t, other, tenure.Object{Key: testkit.LeaseKey}))
+			testkit.AwaitHint(t, "released", watch)
 		})
 	}
 }
 
 func TestOnPostgresAWatchIsNotLiveBeforeThereIsATable(t *testing.T) {
-	url := kit.PostgresURL(t)
+	url := testkit.PostgresURL(t)
 	log := make(lines, 10)
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(log, nil))})
-	watch := kit.BeginWatch(t, store, kit.LeaseKey)
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(log, nil))})
+	watch := testkit.BeginWatch(t, store, testkit.LeaseKey)
 	select {
 	case line := <-log:
 		if !strings.Contains(line, "Migrate") || watch.Live() {
@@ -460,58 +459,58 @@ func TestOnPostgresAWatchIsNotLiveBeforeThereIsATable(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Fatal("it does not say that there is no table")
 	}
-	other := kit.OpenPostgres(t, url, tenure.PostgresConfig{})
-	kit.Migrate(t, other)
-	kit.Await(t, "the watch is live", watch.Live)
-	kit.TakeHint(watch)
-	kit.DeleteAndWake(t, other, kit.Put(t, other, tenure.Object{Key: kit.LeaseKey}))
-	kit.AwaitHint(t, "released", watch)
+	other := testkit.OpenPostgres(t, url, tenure.PostgresConfig{})
+	testkit.Migrate(t, other)
+	testkit.Await(t, "the watch is live", watch.Live)
+	testkit.TakeHint(watch)
+	testkit.DeleteAndWake(t, other, testkit.Put(t, other, tenure.Object{Key: testkit.LeaseKey}))
+	testkit.AwaitHint(t, "released", watch)
 }
 
 // Tenants have the same table and the same lease, each in a schema of its own.
 func TestOnPostgresAReleaseWakesNobodyInAnotherSchema(t *testing.T) {
-	url := kit.PostgresURL(t)
+	url := testkit.PostgresURL(t)
 	open := func(schema string) *tenure.PostgresStore {
-		store := kit.OpenPostgres(t, url, tenure.PostgresConfig{Schema: schema, Logger: kit.Quiet})
-		kit.Migrate(t, store)
+		store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{Schema: schema, Logger: testkit.Quiet})
+		testkit.Migrate(t, store)
 		return store
 	}
 	one, two := open("one"), open("two")
-	found := kit.OpenPostgres(t, url+"&search_path=one", tenure.PostgresConfig{Logger: kit.Quiet}) // the same as one
-	ofOne, ofTwo, ofFound := kit.LiveWatch(t, one, watchedKey), kit.LiveWatch(t, two, watchedKey), kit.LiveWatch(t, found, watchedKey)
+	found := testkit.OpenPostgres(t, url+"&search_path=one", tenure.PostgresConfig{Logger: testkit.Quiet}) // the same as one
+	ofOne, ofTwo, ofFound := testkit.LiveWatch(t, one, watchedKey), testkit.LiveWatch(t, two, watchedKey), testkit.LiveWatch(t, found, watchedKey)
 	otherKey := tenure.Key{Type: watchedKey.Type, ID: "another"}
-	other := kit.LiveWatch(t, two, otherKey)
+	other := testkit.LiveWatch(t, two, otherKey)
 	for range 3 {
 		for _, w := range []tenure.Subscription{ofOne, ofTwo, ofFound} {
-			kit.TakeHint(w)
+			testkit.TakeHint(w)
 		}
-		kit.DeleteAndWake(t, one, kit.Put(t, one, tenure.Object{Key: watchedKey}))
-		kit.AwaitHint(t, "released in its schema", ofOne)
-		kit.AwaitHint(t, "released in its schema, found by search_path", ofFound)
-		kit.TakeHint(other)
-		kit.WantErr(t, two.Wake(t.Context(), otherKey), nil)
-		kit.AwaitHint(t, "woken", other) // by then it has heard of the release, too
-		if kit.TakeHint(ofTwo) {
+		testkit.DeleteAndWake(t, one, testkit.Put(t, one, tenure.Object{Key: watchedKey}))
+		testkit.AwaitHint(t, "released in its schema", ofOne)
+		testkit.AwaitHint(t, "released in its schema, found by search_path", ofFound)
+		testkit.TakeHint(other)
+		testkit.WantErr(t, two.Wake(t.Context(), otherKey), nil)
+		testkit.AwaitHint(t, "woken", other) // by then it has heard of the release, too
+		if testkit.TakeHint(ofTwo) {
 			t.Error("woken by a release in another schema")
 		}
 	}
 }
 
 func TestOnPostgresALogThatBlocksKeepsNoListenerFromListeningAgain(t *testing.T) {
-	url := kit.PostgresURL(t)
+	url := testkit.PostgresURL(t)
 	release := make(chan struct{})
-	store := kit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(kit.BlockedLog(release))})
+	store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(testkit.BlockedLog(release))})
 	t.Cleanup(func() { close(release) }) // before the store is closed
-	kit.Migrate(t, store)
-	pool := kit.PostgresPool(t, url)
-	watch := kit.LiveWatch(t, store, watchedKey)
+	testkit.Migrate(t, store)
+	pool := testkit.PostgresPool(t, url)
+	watch := testkit.LiveWatch(t, store, watchedKey)
 	for range 3 {
-		kit.ExecPostgres(t, pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+		testkit.ExecPostgres(t, pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 			WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE 'LISTEN%'`)
-		kit.AwaitHint(t, "the connection broke", watch)
-		kit.Await(t, "it listens again", func() bool { return watch.Live() && listeners(t, pool) == 1 })
-		kit.TakeHint(watch)
-		kit.DeleteAndWake(t, store, kit.Put(t, store, tenure.Object{Key: watchedKey}))
-		kit.AwaitHint(t, "deleted", watch)
+		testkit.AwaitHint(t, "the connection broke", watch)
+		testkit.Await(t, "it listens again", func() bool { return watch.Live() && listeners(t, pool) == 1 })
+		testkit.TakeHint(watch)
+		testkit.DeleteAndWake(t, store, testkit.Put(t, store, tenure.Object{Key: watchedKey}))
+		testkit.AwaitHint(t, "deleted", watch)
 	}
 }

@@ -19,9 +19,9 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/kubetenure"
-	"github.com/tenurelib/tenure/proof/kit"
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
+	"github.com/tenurelib/tenure/stores/kubetenure"
 )
 
 var measure = flag.Bool("measure", false, "measure kubetenure beside client-go and bare requests, for some minutes")
@@ -102,10 +102,10 @@ func TestMeasure(t *testing.T) {
 	etcd, kube := start(t)
 	url := kube.URL.String()
 	leaseOf := func(id string, client *http.Client) *tenure.Lease {
-		store, err := kubetenure.New(kubetenure.Config{Namespace: "default", URL: url, Client: client, Logger: kit.Quiet})
+		store, err := kubetenure.New(kubetenure.Config{Namespace: "default", URL: url, Client: client, Logger: testkit.Quiet})
 		must(t, err)
 		t.Cleanup(func() { _ = store.Close() })
-		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: id}, Holder: "a", Logger: kit.Quiet})
+		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: id}, Holder: "a", Logger: testkit.Quiet})
 		must(t, err)
 		return lease
 	}
@@ -256,13 +256,13 @@ func TestMeasure(t *testing.T) {
 		begin := func(n *atomic.Int64) *tenure.Coordinator {
 			client := rig.KubeClient(rig.KubeAdmin)
 			client.Transport = counting{client.Transport, n}
-			c, err := tenure.NewCoordinator(leaseOf("defaults", client), tenure.CoordinatorConfig{Reconcile: kit.UntilDone, Logger: kit.Quiet})
+			c, err := tenure.NewCoordinator(leaseOf("defaults", client), tenure.CoordinatorConfig{Reconcile: testkit.UntilDone, Logger: testkit.Quiet})
 			must(t, err)
-			kit.RunCoordinator(t, context.Background(), c)
+			testkit.RunCoordinator(t, context.Background(), c)
 			return c
 		}
 		a := begin(&holders)
-		kit.Await(t, "a holds", a.IsHolder)
+		testkit.Await(t, "a holds", a.IsHolder)
 		begin(&standbys)
 		time.Sleep(2 * time.Second)
 		count("holder", &holders, 40*time.Second)

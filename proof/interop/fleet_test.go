@@ -21,9 +21,9 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/kubetenure"
-	"github.com/tenurelib/tenure/proof/kit"
-	"github.com/tenurelib/tenure/proof/rig"
+	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
+	"github.com/tenurelib/tenure/stores/kubetenure"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
@@ -222,9 +222,9 @@ func (f *fleet) join(kind string) *member {
 }
 
 func (m *member) runTenure(ctx context.Context, client *http.Client) {
-	store, err := kubetenure.New(kubetenure.Config{Namespace: m.ns, URL: m.url, Client: client, Leases: map[tenure.Key]string{key: m.fleet.name}, Logger: kit.Quiet})
+	store, err := kubetenure.New(kubetenure.Config{Namespace: m.ns, URL: m.url, Client: client, Leases: map[tenure.Key]string{key: m.fleet.name}, Logger: testkit.Quiet})
 	must(m.t, err)
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: m.name, TTL: ttl, Logger: kit.Quiet})
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: m.name, TTL: ttl, Logger: testkit.Quiet})
 	must(m.t, err)
 	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: m.job})
 	must(m.t, err)

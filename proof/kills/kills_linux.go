@@ -23,7 +23,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/proctree"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 var (
@@ -40,7 +40,7 @@ const (
 // judge has seen what the processes did.
 type judge struct {
 	*testing.T
-	store    kit.FencingStore
+	store    testkit.FencingStore
 	url, dir string
 
 	mu        sync.Mutex
@@ -54,7 +54,7 @@ type judge struct {
 
 // Run kills -kills processes that compete in a store with this URL, and judges what they and their witnesses did. The
 // processes play in [Play].
-func Run(t *testing.T, store kit.FencingStore, url string) {
+func Run(t *testing.T, store testkit.FencingStore, url string) {
 	j := &judge{T: t, store: store, url: url, dir: t.TempDir(), kills: make(map[string]int), dead: make(map[string]time.Time), said: make(map[string]int), reported: make(map[int64]bool)}
 	began := time.Now()
 	var all sync.WaitGroup
@@ -68,7 +68,7 @@ func Run(t *testing.T, store kit.FencingStore, url string) {
 	all.Wait()
 	j.writes.Wait()
 	t.Logf("kills %d in %v: %s\nwhat the processes began: %s\noverlaps %d, left to the TTL %d, fenced writes too late %d",
-		len(j.dead), time.Since(began).Round(time.Second), kit.FormatCounts(j.kills), kit.FormatCounts(j.said), j.said["OVERLAPS"], j.left, j.said["LATE"])
+		len(j.dead), time.Since(began).Round(time.Second), testkit.FormatCounts(j.kills), testkit.FormatCounts(j.said), j.said["OVERLAPS"], j.left, j.said["LATE"])
 	require.Greater(t, j.said["job"], len(j.dead)/2, "too little happened")
 }
 
@@ -176,7 +176,7 @@ func (j *judge) look(name string, log func() string) {
 			err = json.Unmarshal(obj.Payload, &record)
 		}
 		if err != nil {
-			kit.WantErr(j, err, tenure.ErrNotFound)
+			testkit.WantErr(j, err, tenure.ErrNotFound)
 			continue
 		}
 		j.mu.Lock()
@@ -199,7 +199,7 @@ func (j *judge) releaseEarly(name string) {
 		obj, err := j.store.Get(j.Context(), leaseKey(i))
 		var record struct{ Holder, Witness string }
 		if err == nil && json.Unmarshal(obj.Payload, &record) == nil && record.Holder == name {
-			_, _ = kit.NewLease(j, j.store, tenure.LeaseConfig{Key: obj.Key}).ReleaseDead(j.Context(), record.Witness, 0)
+			_, _ = testkit.NewLease(j, j.store, tenure.LeaseConfig{Key: obj.Key}).ReleaseDead(j.Context(), record.Witness, 0)
 		}
 	}
 }

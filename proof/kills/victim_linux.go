@@ -17,7 +17,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/witness"
 )
 
@@ -53,7 +53,7 @@ var aims = []struct {
 }
 
 // Play plays a process of [Run], and does not return, if this process is to be one. Call it first in TestMain.
-func Play(open func(ctx context.Context, url string) (kit.FencingStore, error)) {
+func Play(open func(ctx context.Context, url string) (testkit.FencingStore, error)) {
 	switch os.Getenv(roleEnv) {
 	case "":
 		return
@@ -73,12 +73,12 @@ func Play(open func(ctx context.Context, url string) (kit.FencingStore, error)) 
 
 // victim works for leases and claims until it is killed.
 type victim struct {
-	store kit.FencingStore
+	store testkit.FencingStore
 	locks map[string]*os.File
 	now   func(what string) // says that a kill is due, if it is
 }
 
-func program(open func(ctx context.Context, url string) (kit.FencingStore, error)) error {
+func program(open func(ctx context.Context, url string) (testkit.FencingStore, error)) error {
 	v := &victim{locks: make(map[string]*os.File)}
 	var before atomic.Int32
 	before.Store(rand.N[int32](8))
@@ -131,7 +131,7 @@ func widgetKey(id string) tenure.Key { return tenure.Key{Type: "widget", ID: id}
 
 // compete competes for a lease, whose jobs are short.
 func (v *victim) compete(ctx context.Context, i int) error {
-	lease, err := tenure.NewLease(v.store, tenure.LeaseConfig{Key: leaseKey(i), Holder: os.Getenv(nameEnv), TTL: ttl, Logger: kit.Quiet})
+	lease, err := tenure.NewLease(v.store, tenure.LeaseConfig{Key: leaseKey(i), Holder: os.Getenv(nameEnv), TTL: ttl, Logger: testkit.Quiet})
 	if err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func (v *victim) claim(ctx context.Context) error {
 			v.now("claim") // another instant like any other
 		}
 	}
-	session, err := claims.NewSession(v.store, claims.SessionConfig{Holder: os.Getenv(nameEnv), TTL: ttl, RenewInterval: renewInterval, Logger: kit.Quiet})
+	session, err := claims.NewSession(v.store, claims.SessionConfig{Holder: os.Getenv(nameEnv), TTL: ttl, RenewInterval: renewInterval, Logger: testkit.Quiet})
 	if err != nil {
 		return err
 	}
@@ -200,7 +200,7 @@ func (v *victim) job(ctx context.Context, what, id string, token int64, fence fu
 		return nil
 	}
 	widget := tenure.Object{Key: widgetKey(id), Payload: fmt.Append(nil, token)}
-	for end := time.Now().Add(rand.N(100 * time.Millisecond)); ctx.Err() == nil && time.Now().Before(end); kit.Sleep(ctx, rand.N(5*time.Millisecond)) {
+	for end := time.Now().Add(rand.N(100 * time.Millisecond)); ctx.Err() == nil && time.Now().Before(end); testkit.Sleep(ctx, rand.N(5*time.Millisecond)) {
 		is, err := v.store.Get(ctx, widget.Key)
 		var by int64
 		if err == nil {

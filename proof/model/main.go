@@ -4,8 +4,8 @@
 // end if no further fault occurs. Each rule of the protocol is also left out, and the exploration must then find what
 // breaks; it prints that as a story, and ends with status 1 if it finds nothing.
 //
-//	go run ./proof/model
-//	go run ./proof/model -states 10000000 -walk 5m lease/safe/
+//	go -C proof run ./model
+//	go -C proof run ./model -states 10000000 -walk 5m lease/safe/
 package main
 
 import (

@@ -8,7 +8,7 @@ import (
 	"github.com/tenurelib/tenure/internal/testkit"
 )
 
-// The safe scenarios are explored only in part: go run ./proof/model goes further.
+// The safe scenarios are explored only in part: go -C proof run ./model goes further.
 func TestEachRuleThatIsLeftOutIsMissed(t *testing.T) {
 	testkit.Slow(t)
 	for _, sc := range scenarios() {

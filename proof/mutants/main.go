@@ -1,14 +1,14 @@
 // Command mutants puts one fault after another into the library and runs the tests,
 // which must fail each time. A mutant that survives shows that a test is missing.
 //
-//	go run ./proof/mutants [-check] [-file prefix] [-run regexp] [-record] [-by "package Test"]
+//	go -C proof run ./mutants [-check] [-file prefix] [-run regexp] [-record] [-by "package Test"]
 //
 // The faults stand in testdata/mutants.txt beside the code that they change, each with the
 // test that has killed it before, which is tried first, alone. With -record that test is written anew.
 // With -check nothing is run: it fails if a fault no longer fits the code, or does not compile. With -by only one test is run, and it need not
 // notice each fault: this shows which ones it notices, and by what.
 //
-// It works on a copy of the module.
+// It runs in the module of proof, and works on a copy of the repository.
 package main
 
 import (
@@ -38,25 +38,28 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	which, err := regexp.Compile(*run)
-	mutants, err2 := readMutants(".")
+	mutants, err2 := readMutants(repository)
 	err = errors.Join(err, err2)
 	if err == nil {
-		err = check(".", mutants)
+		err = check(repository, mutants)
 	}
 	if err == nil && *only {
-		err = compile(".", mutants)
+		err = compile(repository, mutants)
 	}
 	if err == nil && !*only {
 		mutants = slices.DeleteFunc(mutants, func(m mutant) bool {
 			return !which.MatchString(m.name) || !strings.HasPrefix(m.file, *prefix)
 		})
-		err = kill(ctx, ".", mutants, *record, *by)
+		err = kill(ctx, repository, mutants, *record, *by)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
+
+// repository is where the root module is, seen from that of this command.
+const repository = ".."
 
 // suite is the tests of one package.
 type suite struct {
@@ -91,23 +94,23 @@ var suites = []*suite{
 	{dir: "route"},
 	{dir: "claims"},
 	{dir: "shards"},
-	{dir: "natstenure"},
-	{dir: "etcdtenure"},
-	{dir: "kubetenure"},
+	{dir: "stores/natstenure"},
+	{dir: "stores/etcdtenure"},
+	{dir: "stores/kubetenure"},
 	{dir: "proof/release"},
 }
 
 // own maps a suite to the files whose mutants are its own: besides the test that has killed
 // one of them before, only this suite is tried. Of several suites the first one counts.
 var own = map[string][]string{
-	"cmd/tenure":       {"cmd/tenure/", "internal/proctree/"},
-	"schedule":         {"schedule/"},
-	"witness":          {"witness/"},
-	"natstenure":       {"natstenure/"},
-	"etcdtenure":       {"etcdtenure/"},
-	"kubetenure":       {"kubetenure/"},
-	"claims/queuehttp": {"claims/queuehttp/"},
-	"route":            {"route/"},
+	"cmd/tenure":        {"cmd/tenure/", "internal/proctree/"},
+	"schedule":          {"schedule/"},
+	"witness":           {"witness/"},
+	"stores/natstenure": {"stores/natstenure/"},
+	"stores/etcdtenure": {"stores/etcdtenure/"},
+	"stores/kubetenure": {"stores/kubetenure/"},
+	"claims/queuehttp":  {"claims/queuehttp/"},
+	"route":             {"route/"},
 	"claims": {"claims/", "internal/pgobjects/claim", "internal/sqliteobjects/claim",
 		"internal/pgobjects/rows", "internal/sqliteobjects/rows"},
 	"shards":        {"shards/"},

@@ -100,7 +100,7 @@ func main() {
 	})
 	// The checksums that were written before the version was published are the right ones.
 	t.Run("a checkout of the tag", func(t *testing.T) {
-		for _, m := range []string{"oteltenure", "natstenure", "etcdtenure", "kubetenure", "cmd/tenure"} {
+		for _, m := range []string{"oteltenure", "stores/natstenure", "stores/etcdtenure", "stores/kubetenure", "cmd/tenure"} {
 			sh(t, repo, nil, "git", "checkout", "--quiet", m+"/v0.1.0")
 			sh(t, filepath.Join(repo, m), env, "go", "build", "-mod=readonly", "./...")
 		}

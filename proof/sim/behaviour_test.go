@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/proof/model/lease"
 )
 
@@ -20,9 +20,9 @@ func TestEachRunIsABehaviourOfTheRules(t *testing.T) {
 	began, total, worlds := time.Now(), 0, 0
 	of := map[what]int{}
 	for seed := *flags.First; total < *eventsFlag && !t.Failed(); seed++ {
-		command := fmt.Sprintf("go test ./proof/sim -run %s -sim.first=%d -sim.events=1 -count=50", t.Name(), seed)
-		kit.Simulate(t, command, func(t *testing.T) {
-			rng := kit.RNG(seed, 0)
+		command := fmt.Sprintf("go -C proof test ./sim -run %s -sim.first=%d -sim.events=1 -count=50", t.Name(), seed)
+		testkit.Simulate(t, command, func(t *testing.T) {
+			rng := testkit.RNG(seed, 0)
 			traits := newTraits(seed, rng)
 			traits.gateway, traits.operator, traits.copies, traits.restores, traits.clockJumps = false, false, false, false, false
 			traits.reclaims, traits.witnesses, traits.tellsChanges, traits.rates = false, false, false, false

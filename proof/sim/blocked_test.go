@@ -4,15 +4,15 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // blocker makes the log and the trace of a process block now and then, in a world where they do.
-func (l *life) blocker() *kit.Blocker {
+func (l *life) blocker() *testkit.Blocker {
 	if !l.r.w.blocks {
 		return nil
 	}
-	return &kit.Blocker{Dice: l.r.blocking, TTL: l.r.ttl, Gone: l.gone, End: l.ended, Say: func(format string, args ...any) {
+	return &testkit.Blocker{Dice: l.r.blocking, TTL: l.r.ttl, Gone: l.gone, End: l.ended, Say: func(format string, args ...any) {
 		l.r.w.line.Say(l.r.name, format, args...)
 	}}
 }

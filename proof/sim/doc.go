@@ -44,5 +44,5 @@
 // goroutines that are woken at the same instant, nor the library's jitter. A seed that
 // failed may therefore pass: repeat it by the command in the last line of the output, as in
 //
-//	go test ./proof/sim -run TestSimulation -sim.seed=123 -count=50
+//	go -C proof test ./sim -run TestSimulation -sim.seed=123 -count=50
 package sim

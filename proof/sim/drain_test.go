@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -56,7 +56,7 @@ func (l *life) newDrain() *tenure.Drain {
 	if !l.r.w.wakes {
 		store = struct{ tenure.Store }{store}
 	}
-	return kit.Must(tenure.NewDrain(store, l.r.name, l.blocker().Logger(l.r.w.line.Logger(l.r.name))))
+	return testkit.Must(tenure.NewDrain(store, l.r.name, l.blocker().Logger(l.r.w.line.Logger(l.r.name))))
 }
 
 // follow runs the Drain of a process until done is called.
@@ -82,7 +82,7 @@ func (l *life) setDrained(drained bool) (givenBack func(context.Context) error) 
 	l.r.w.locked(func() {
 		if drained {
 			l.r.w.line.Say(l.r.name, "is drained")
-			kit.Count(&l.r.w.judge.judged, "drains followed")
+			testkit.Count(&l.r.w.judge.judged, "drains followed")
 			l.since, l.last, l.takes, l.byStart = time.Now(), time.Now(), time.Time{}, l.itself
 		} else if !l.since.IsZero() {
 			l.r.w.line.Say(l.r.name, "takes part")
@@ -166,7 +166,7 @@ func (j *judge) gaveBack(l *life, err error) {
 	if err != nil || l.dead() || l.stopping || l.panicked || l.since.IsZero() { // a process that ends may have to leave its record
 		return
 	}
-	kit.Count(&j.judged, "returns of Start")
+	testkit.Count(&j.judged, "returns of Start")
 	for _, t := range j.running {
 		if t.life == l {
 			j.violated("drain", "%s's Start has returned, and its job runs", l.r.name)

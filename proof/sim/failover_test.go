@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -25,10 +25,10 @@ import (
 //   - somebody who holds, some time after the last fault.
 type history struct {
 	t        *testing.T
-	dice     *kit.Dice
+	dice     *testkit.Dice
 	ttl      time.Duration
 	replicas []*migrant
-	line     *kit.Timeline
+	line     *testkit.Timeline
 	crossing sync.WaitGroup // writes that are on their way
 
 	mu      sync.Mutex
@@ -172,7 +172,7 @@ func (m *migrant) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Writ
 
 func (m *migrant) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) error {
 	_, err := carry(ctx, m, func(server *storetest.Mem) (struct{}, error) {
-		m.line.Say(m.name, "delete on %d of version %d", m.at, kit.VersionOf(cond))
+		m.line.Say(m.name, "delete on %d of version %d", m.at, testkit.VersionOf(cond))
 		return struct{}{}, server.DeleteIf(context.WithoutCancel(ctx), key, cond)
 	})
 	return err
@@ -202,9 +202,9 @@ func (m *migrant) job(ctx context.Context) error {
 }
 
 func (m *migrant) start() {
-	lease := kit.NewLease(m.t, m, tenure.LeaseConfig{Key: leaseKey, Holder: m.name, TTL: m.ttl})
+	lease := testkit.NewLease(m.t, m, tenure.LeaseConfig{Key: leaseKey, Holder: m.name, TTL: m.ttl})
 	m.lease = lease
-	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: m.job, Logger: kit.Quiet})
+	c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: m.job, Logger: testkit.Quiet})
 	if err != nil {
 		m.t.Error(err)
 		return
@@ -236,8 +236,8 @@ func (h *history) failOver() {
 
 // runHistory is one history, of a number of faults.
 func runHistory(t *testing.T, seed uint64, faults int) {
-	dice := kit.NewDice(seed, 300)
-	h := &history{t: t, dice: dice, ttl: 30 * time.Second, line: kit.NewTimeline()}
+	dice := testkit.NewDice(seed, 300)
+	h := &history{t: t, dice: dice, ttl: 30 * time.Second, line: testkit.NewTimeline()}
 	first := storetest.NewMem()
 	first.Lineages = true
 	h.servers, h.marked = []*storetest.Mem{first}, true

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // gateway is a replica of another program. Its record has no term and no TTL. It
@@ -21,7 +21,7 @@ type gateway struct {
 }
 
 func newGateway(w *world) *gateway {
-	return &gateway{w: w, store: w.journal.handle("gateway", nil, true), rng: kit.RNG(w.seed, 100)}
+	return &gateway{w: w, store: w.journal.handle("gateway", nil, true), rng: testkit.RNG(w.seed, 100)}
 }
 
 func (g *gateway) run() {

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/internal/wake"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -16,7 +16,7 @@ import (
 type journal struct {
 	w     *world
 	mem   atomic.Pointer[storetest.Mem] // replaced when the table is restored
-	clock *kit.StoreClock
+	clock *testkit.StoreClock
 	hub   *wake.Hub[tenure.Key]
 
 	hintsLost bool          // guarded by the world's lock
@@ -29,7 +29,7 @@ func newJournal(w *world) *journal {
 	if w.rates {
 		rate = 0.99 + 0.02*w.rng.Float64()
 	}
-	j.clock = kit.NewStoreClock(rate)
+	j.clock = testkit.NewStoreClock(rate)
 	mem := storetest.NewMem()
 	mem.Now = j.clock.Now
 	j.mem.Store(mem)
@@ -118,7 +118,7 @@ func (h *handle) PutIf(ctx context.Context, obj tenure.Object, cond tenure.Write
 		h.w.trace.add(step{what: writes, life: h.life, term: h.fence.ID(), done: err == nil})
 		h.w.judge.fencedWrite(h.fence, err)
 	} else if err == nil && obj.Key == leaseKey {
-		h.w.judge.written(h, stored, kit.CallerGaveUp(ctx))
+		h.w.judge.written(h, stored, testkit.CallerGaveUp(ctx))
 		if isRequest(stored) && ctx.Value(runKey{}) != nil {
 			h.w.judge.wishes(h.life)
 		}
@@ -141,7 +141,7 @@ func (h *handle) delete(ctx context.Context, key tenure.Key, cond tenure.WriteCo
 	err := h.to().DeleteIf(ctx, key, cond)
 	h.w.trace.runs(ctx, tenure.Object{}, err)
 	if err == nil && key == leaseKey {
-		h.changed(tenure.Object{Key: key, Version: kit.VersionOf(cond) + 1}, true)
+		h.changed(tenure.Object{Key: key, Version: testkit.VersionOf(cond) + 1}, true)
 		h.w.judge.deleted(h, wakes)
 		if wakes {
 			h.hub.Wake(key)

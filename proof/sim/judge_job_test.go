@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // This part of the judge checks jobs: when they begin, overlap and are told to return,
@@ -108,7 +108,7 @@ func (j *judge) overlap(older, newer *term) {
 		j.violated("exclusion", "%s's job of term %d overlaps with %s's of %d", older.who, older.token, newer.who, newer.token)
 		return
 	}
-	kit.Count(&j.excused, why)
+	testkit.Count(&j.excused, why)
 	j.w.line.Say("judge", "%s's job of %d overlaps with %s's of %d, excused: %s", older.who, older.token, newer.who, newer.token, why)
 }
 
@@ -148,13 +148,13 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 	if left := tm.Deadline().Sub(l.r.clocks.Now().Mono); left < l.allowed()-time.Millisecond && time.Since(l.r.wallSetAt) > l.ttl() {
 		j.violated("exclusion", "%s's job is told to return with %v of trust left, less than %v", t.who, left, l.allowed())
 	}
-	kit.Count(&j.judged, "jobs told to return")
+	testkit.Count(&j.judged, "jobs told to return")
 	good := time.Since(l.goodSince())
 	switch {
 	case errors.Is(cause, tenure.ErrJobEnded):
-		kit.Count(&j.tally.ends, "job ended")
+		testkit.Count(&j.tally.ends, "job ended")
 	case errors.Is(cause, tenure.ErrResigned):
-		kit.Count(&j.tally.ends, "resigned")
+		testkit.Count(&j.tally.ends, "resigned")
 		if !l.r.resigned && !t.asked {
 			j.w.later(time.Millisecond, func() { // the judge may be told of a drain a moment after the job
 				j.w.locked(func() {
@@ -165,22 +165,22 @@ func (j *judge) jobTold(t *term, tm *tenure.Term, cause error) {
 			})
 		}
 	case errors.Is(cause, tenure.ErrShutdown):
-		kit.Count(&j.tally.ends, "shutdown")
+		testkit.Count(&j.tally.ends, "shutdown")
 		if !l.stopping {
 			j.violated("cause", "%s's term ended by an unrequested shutdown", t.who)
 		}
 	case errors.Is(cause, tenure.ErrUnhealthy):
-		kit.Count(&j.tally.ends, "unhealthy")
+		testkit.Count(&j.tally.ends, "unhealthy")
 		if good > l.ttl()/3 {
 			j.violated("cause", "%s's term ended as unhealthy, although it had been fit for %v", t.who, good)
 		}
 	case errors.Is(cause, tenure.ErrLost):
-		kit.Count(&j.tally.ends, "lost")
+		testkit.Count(&j.tally.ends, "lost")
 		if j.standing == t && !t.copied {
 			j.violated("stability", "%s's term %d counts as lost although its record is current", t.who, t.token)
 		}
 	case errors.Is(cause, tenure.ErrDeadline):
-		kit.Count(&j.tally.ends, "deadline")
+		testkit.Count(&j.tally.ends, "deadline")
 		// A call that was hanging when the last fault ended takes at most another TTL/6,
 		// and the next one follows within another.
 		if good > l.ttl()*2/5 && !t.restored {

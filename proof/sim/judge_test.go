@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // judge sees each write of the lease's record as it lands and each start and end
@@ -94,7 +94,7 @@ func (j *judge) violated(rule, format string, args ...any) {
 	if j.w.trace != nil { // the rules of the lease judge this run
 		return
 	}
-	kit.Count(&j.broken, rule)
+	testkit.Count(&j.broken, rule)
 	j.w.line.Say("JUDGE", rule+": "+format, args...)
 	if j.until == "" {
 		j.until = j.w.line.String()
@@ -205,7 +205,7 @@ func (j *judge) takenOver(old, begun *term, clockSet bool) {
 	if clockSet && j.w.expiry == tenure.StoreClock && begun.life != nil && old.life != nil && old.excuse == "" {
 		old.excuse = "clock"
 	}
-	kit.Count(&j.judged, "takeovers")
+	testkit.Count(&j.judged, "takeovers")
 	if early := old.lasts*97/100 - time.Since(j.writtenAt); old.offer && old.to != "" && old.to != begun.who && early > 0 && !clockSet && !old.restored { // its age counts from before the restore
 		j.violated("handover", "%s takes what is offered to %s for %v more", begun.who, old.to, early)
 	}
@@ -214,7 +214,7 @@ func (j *judge) takenOver(old, begun *term, clockSet bool) {
 			j.violated("exclusion", "%s took over from %s, whose term %d was still valid", begun.who, old.who, old.token)
 			return
 		}
-		kit.Count(&j.excused, "valid: "+old.excuse)
+		testkit.Count(&j.excused, "valid: "+old.excuse)
 	}
 }
 
@@ -254,8 +254,8 @@ func (j *judge) fencedWrite(t *tenure.Term, err error) {
 	case err == nil && (j.standing == nil || j.standing.id != t.ID()):
 		j.violated("fencing", "a fenced write of term %d landed although the term is over", t.Token())
 	case err == nil:
-		kit.Count(&j.fenced, "landed")
+		testkit.Count(&j.fenced, "landed")
 	case errors.Is(err, tenure.ErrLost):
-		kit.Count(&j.fenced, "refused")
+		testkit.Count(&j.fenced, "refused")
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -31,11 +31,11 @@ func (l *life) call(ctx context.Context, call storetest.Call, do func(context.Co
 	return err
 }
 
-func (l *life) fate(call storetest.Call) kit.Fate {
+func (l *life) fate(call storetest.Call) testkit.Fate {
 	r := l.r
-	var weather kit.Weather
+	var weather testkit.Weather
 	r.w.locked(func() { weather = r.link })
-	var f kit.Fate
+	var f testkit.Fate
 	if r.w.latency > 0 {
 		f.Request, f.Answer = r.dice.UpTo(r.w.latency), r.dice.UpTo(r.w.latency)
 	}

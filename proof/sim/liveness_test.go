@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // This part of the judge checks liveness, and stability as far as acquires are concerned.
@@ -199,7 +199,7 @@ func (j *judge) wokeInTime(begun *term) {
 	}
 	took := time.Since(r.at)
 	if begun != nil {
-		kit.Count(&j.judged, "releases that woke")
+		testkit.Count(&j.judged, "releases that woke")
 	}
 	if took <= 8*j.w.latency+50*time.Millisecond {
 		return

@@ -6,7 +6,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
-	"github.com/tenurelib/tenure/proof/kit"
 )
 
 // In some worlds replicas outrank others, and some each other, by what changes every 20 TTLs. The judge wants a
@@ -32,7 +31,7 @@ func (j *judge) wishes(l *life) {
 	t, now, most := j.standing, time.Now(), max(time.Hour, l.ttl())
 	again := t.wished == l
 	t.wished = l
-	kit.Count(&j.judged, "requests of a standby")
+	testkit.Count(&j.judged, "requests of a standby")
 	switch lasted := now.Sub(t.at); {
 	case !j.w.outranks:
 		j.violated("outranks", "%s asks for the lease, and outranks nobody", l.r.name)
@@ -102,8 +101,8 @@ func TestAPreferenceCostsNoMoreThanItsMoves(t *testing.T) {
 			if outranks {
 				sum = &with
 			}
-			kit.Simulate(t, "", func(t *testing.T) {
-				rng := kit.RNG(seed, 0)
+			testkit.Simulate(t, "", func(t *testing.T) {
+				rng := testkit.RNG(seed, 0)
 				traits := newTraits(seed, rng)
 				traits.outranks, traits.drains = outranks, false
 				runIn(t, newWorld(t, traits, rng), sum)

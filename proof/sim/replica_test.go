@@ -7,8 +7,8 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/clock"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/internal/witnessed"
-	"github.com/tenurelib/tenure/proof/kit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -20,15 +20,15 @@ type replica struct {
 	rate       float64
 	wallOffset time.Duration
 	slow       time.Duration // additional time for each answer
-	dice       *kit.Dice
-	blocking   *kit.Dice // of its log and trace
-	burials    *kit.Dice // of the witnesses of its processes
-	clocks     kit.MachineClocks
+	dice       *testkit.Dice
+	blocking   *testkit.Dice // of its log and trace
+	burials    *testkit.Dice // of the witnesses of its processes
+	clocks     testkit.MachineClocks
 
 	// Guarded by the world's lock.
 	life      *life // nil while no process is running
 	lives     int
-	link      kit.Weather
+	link      testkit.Weather
 	links     int           // how often the link has changed
 	paused    chan struct{} // closed when it is resumed; nil if it is not paused
 	unfit     string        // how its checks fail: one "fails", "hangs" until its context ends, or is "deaf" to that for a while; empty if they pass
@@ -42,18 +42,18 @@ type replica struct {
 
 func newReplica(w *world, i int) *replica {
 	r := &replica{w: w, name: fmt.Sprint("r", i), ttl: w.ttl, rate: 1, good: true, goodSince: time.Now(),
-		dice: kit.NewDice(w.seed, 1+i), blocking: kit.NewDice(w.seed, 300+i), burials: kit.NewDice(w.seed, 400+i)}
+		dice: testkit.NewDice(w.seed, 1+i), blocking: testkit.NewDice(w.seed, 300+i), burials: testkit.NewDice(w.seed, 400+i)}
 	if w.unlikeTTLs {
 		r.ttl = []time.Duration{w.ttl / 2, w.ttl, w.ttl * 2}[w.rng.IntN(3)]
 	}
 	if w.rates {
 		r.rate = 0.99 + 0.02*w.rng.Float64()
-		r.ttl = kit.Scale(r.ttl, 1/r.rate).Round(time.Millisecond)
+		r.ttl = testkit.Scale(r.ttl, 1/r.rate).Round(time.Millisecond)
 	}
 	if w.slow && w.rng.IntN(2) == 0 {
 		// A read and a steal together take longer than the timeout of a call. Some single
 		// answers do, and a replica that gets these can't hold the lease.
-		r.slow = kit.Scale(min(r.ttl/6, 10*time.Second), 0.4+0.8*w.rng.Float64())
+		r.slow = testkit.Scale(min(r.ttl/6, 10*time.Second), 0.4+0.8*w.rng.Float64())
 		r.good = false
 	}
 	r.wallOffset = time.Duration(w.rng.IntN(21)-10) * 24 * time.Hour
@@ -222,7 +222,7 @@ func (r *replica) change(do func()) {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
 	do()
-	good := r.link == kit.WeatherClear && r.paused == nil && r.unfit == "" && r.slow == 0
+	good := r.link == testkit.WeatherClear && r.paused == nil && r.unfit == "" && r.slow == 0
 	if good && !r.good {
 		r.goodSince = time.Now()
 	}

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // copy lets a copy of the holder's machine, restored from a snapshot, renew the
@@ -94,7 +94,7 @@ func (j *judge) refuses(l *life) bool {
 func (j *judge) copied(t *term) {
 	t.copied, j.workedAt = true, time.Now()
 	j.w.line.Say("copy", "renewal of %d lands", t.token)
-	kit.Count(&j.judged, "renewals by a copy")
+	testkit.Count(&j.judged, "renewals by a copy")
 	if t.life == nil || !t.told.IsZero() || t.restored || time.Since(t.life.goodSince()) < t.life.ttl()/2 {
 		t.copiedAt = time.Time{} // a renewal of its own may be unanswered, or it may renew no longer
 		return

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // schedule makes events happen until the world is over. Some of the pauses between
@@ -23,7 +23,7 @@ func (w *world) schedule() {
 }
 
 func (w *world) upTo(most time.Duration) time.Duration {
-	return kit.Scale(most, float64(1+w.rng.IntN(1000))/1000/float64(int(1)<<w.rng.IntN(5)))
+	return testkit.Scale(most, float64(1+w.rng.IntN(1000))/1000/float64(int(1)<<w.rng.IntN(5)))
 }
 
 // event is something that can happen in a world.
@@ -34,12 +34,12 @@ type event struct {
 
 var events = []event{
 	{35, func(w *world, r *replica) string {
-		weather := kit.Weathers[w.rng.IntN(len(kit.Weathers))]
+		weather := testkit.Weathers[w.rng.IntN(len(testkit.Weathers))]
 		r.turn(weather, w.upTo(3*w.ttl))
 		return string(weather)
 	}},
 	{7, func(w *world, _ *replica) string {
-		weather, d := kit.Weathers[w.rng.IntN(len(kit.Weathers))], w.upTo(2*w.ttl)
+		weather, d := testkit.Weathers[w.rng.IntN(len(testkit.Weathers))], w.upTo(2*w.ttl)
 		for _, r := range w.replicas {
 			r.turn(weather, d)
 		}
@@ -83,7 +83,7 @@ var (
 		{7, func(w *world, r *replica) string { r.pause(w.upTo(3*w.ttl), true); return "suspend" }},
 		{6, func(w *world, r *replica) string { // for less than the TTL, and without a network afterwards
 			d := w.upTo(w.ttl)
-			r.turn(kit.WeatherCut, d+w.upTo(2*w.ttl))
+			r.turn(testkit.WeatherCut, d+w.upTo(2*w.ttl))
 			r.pause(d, true)
 			return "suspend, then a partition"
 		}},
@@ -161,7 +161,7 @@ func (w *world) happens(all []event) {
 	for _, e := range all {
 		if n -= e.weight; n < 0 {
 			kind := e.do(w, r)
-			w.locked(func() { kit.Count(&w.judge.faults, kind) })
+			w.locked(func() { testkit.Count(&w.judge.faults, kind) })
 			return
 		}
 	}
@@ -170,7 +170,7 @@ func (w *world) happens(all []event) {
 // handoverInBadWeather lets a term begin with a late answer, and then cuts its holder
 // off before a renewal.
 func (w *world) handoverInBadWeather(r *replica) {
-	weather := []kit.Weather{kit.WeatherSlow, kit.WeatherLate}[w.rng.IntN(2)]
+	weather := []testkit.Weather{testkit.WeatherSlow, testkit.WeatherLate}[w.rng.IntN(2)]
 	for _, r := range w.replicas {
 		r.turn(weather, w.ttl/4)
 	}
@@ -183,16 +183,16 @@ func (w *world) handoverInBadWeather(r *replica) {
 			}
 		})
 		if next != nil {
-			next.turn(kit.WeatherCut, 2*w.ttl)
+			next.turn(testkit.WeatherCut, 2*w.ttl)
 		}
 	})
 }
 
 // turn changes the weather of a replica's link for a while.
-func (r *replica) turn(to kit.Weather, d time.Duration) {
+func (r *replica) turn(to testkit.Weather, d time.Duration) {
 	r.w.line.Say(r.name, "link: %s for %v", to, d)
 	r.spell(&r.links, d, func() { r.link = to }, func() {
-		r.link = kit.WeatherClear
+		r.link = testkit.WeatherClear
 		r.w.line.Say(r.name, "link: clear")
 	})
 }

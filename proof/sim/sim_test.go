@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
-var flags = kit.NewSimFlags("world", "lease", 12*time.Second)
+var flags = testkit.NewSimFlags("world", "lease", 12*time.Second)
 
 func TestSimulation(t *testing.T) {
 	var sum tally
@@ -18,8 +18,8 @@ func TestSimulation(t *testing.T) {
 }
 
 func simulate(t *testing.T, seed uint64, sum *tally) {
-	command := fmt.Sprintf("go test ./proof/sim -run TestSimulation -sim.seed=%d -count=50", seed)
-	kit.Simulate(t, command, func(t *testing.T) { runWorld(t, seed, sum) })
+	command := fmt.Sprintf("go -C proof test ./sim -run TestSimulation -sim.seed=%d -count=50", seed)
+	testkit.Simulate(t, command, func(t *testing.T) { runWorld(t, seed, sum) })
 }
 
-func TestMain(m *testing.M) { kit.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }

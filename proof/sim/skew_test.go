@@ -7,7 +7,7 @@ import (
 	"sync"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // skewed is the store as seen by a replica whose clock runs at its own rate.
@@ -38,7 +38,7 @@ type translation struct {
 func (s skewed) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
 	obj, err := s.Store.Get(ctx, key)
 	if err == nil && key == leaseKey {
-		obj.Age = kit.Scale(obj.Age, 1/s.r.rate)
+		obj.Age = testkit.Scale(obj.Age, 1/s.r.rate)
 		obj.Payload = s.translated(obj.Payload)
 	}
 	return obj, err

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // A standby with hints looks once in its own TTL. If the record of one holder is deleted by
@@ -14,7 +14,7 @@ import (
 // can't know that the lease has expired before it looks.
 func TestTheJudgeExpectsNothingOfAStandbyThatWasNotToldBeforeItLooks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, traits{seed: 1, ttl: time.Hour, replicaCount: 3, wakes: true}, kit.RNG(1, 0))
+		w := newWorld(t, traits{seed: 1, ttl: time.Hour, replicaCount: 3, wakes: true}, testkit.RNG(1, 0))
 		holder, next := w.replicas[0], w.replicas[2]
 		holder.ttl, next.ttl = 12*time.Hour, 30*time.Minute
 		w.run(func() {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -72,7 +72,7 @@ func (t *trace) sends(ctx context.Context, l *life, call storetest.Call) (contex
 	if l.dead() {
 		return ctx, func(error) {}
 	}
-	c := &sent{Call: call, expects: kit.VersionOf(call.Condition)}
+	c := &sent{Call: call, expects: testkit.VersionOf(call.Condition)}
 	t.add(step{what: sends, life: l, sent: c})
 	return context.WithValue(ctx, sentKey{}, c), func(err error) {
 		t.w.mu.Lock()

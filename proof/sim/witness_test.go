@@ -7,7 +7,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/clock"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -24,13 +24,13 @@ func (l *life) bury() {
 		older = dice.UpTo(r.w.ttl)
 	}
 	store := storetest.Faulty(r.w.journal.handle("witness of "+r.name, l, true), func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
-		f := kit.Fate{Request: dice.UpTo(r.w.ttl / 20), Answer: dice.UpTo(r.w.ttl / 20)}
+		f := testkit.Fate{Request: dice.UpTo(r.w.ttl / 20), Answer: dice.UpTo(r.w.ttl / 20)}
 		if dice.One(3) {
-			f.In(kit.Weathers[dice.N(len(kit.Weathers))], dice, r.lateness())
+			f.In(testkit.Weathers[dice.N(len(testkit.Weathers))], dice, r.lateness())
 		}
 		return f.Carry(ctx, dice, &r.w.running, do)
 	})
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: leaseKey, TTL: r.ttl, Expiry: tenure.Observed, Logger: kit.Quiet})
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: leaseKey, TTL: r.ttl, Expiry: tenure.Observed, Logger: testkit.Quiet})
 	if err != nil {
 		panic(err)
 	}
@@ -42,9 +42,9 @@ func (l *life) bury() {
 			switch {
 			case released:
 				r.w.line.Say(r.name, "its witness has released the lease")
-				r.w.locked(func() { kit.Count(&r.w.judge.judged, "releases by a witness") })
+				r.w.locked(func() { testkit.Count(&r.w.judge.judged, "releases by a witness") })
 			case errors.Is(err, tenure.ErrHeld):
-				r.w.locked(func() { kit.Count(&r.w.judge.judged, "terms that a witness left") })
+				r.w.locked(func() { testkit.Count(&r.w.judge.judged, "terms that a witness left") })
 			}
 		}
 	})

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -23,7 +23,7 @@ type world struct {
 	traits
 	t        *testing.T
 	rng      *rand.Rand // used only by the schedule's goroutine
-	line     *kit.Timeline
+	line     *testkit.Timeline
 	began    time.Time
 	judge    *judge
 	journal  *journal
@@ -96,13 +96,13 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 	if !one(3) {
 		w.latency = w.ttl / 3000 // at most this each way: 10 ms for a TTL of 30 s
 	}
-	if w.wakes && !w.rates && kit.RNG(seed, 200).IntN(3) == 0 {
+	if w.wakes && !w.rates && testkit.RNG(seed, 200).IntN(3) == 0 {
 		w.tellsChanges, w.expiry = true, tenure.Observed
 	}
-	w.blocks = kit.RNG(seed, 201).IntN(2) == 0
-	w.outranks = kit.RNG(seed, 202).IntN(3) == 0
-	w.drains = kit.RNG(seed, 203).IntN(2) == 0 && w.ttl <= 5*time.Minute // a mark is read twice a minute
-	w.witnesses = kit.RNG(seed, 204).IntN(2) == 0
+	w.blocks = testkit.RNG(seed, 201).IntN(2) == 0
+	w.outranks = testkit.RNG(seed, 202).IntN(3) == 0
+	w.drains = testkit.RNG(seed, 203).IntN(2) == 0 && w.ttl <= 5*time.Minute // a mark is read twice a minute
+	w.witnesses = testkit.RNG(seed, 204).IntN(2) == 0
 	// The other program's records don't contain their TTL, so all replicas must agree on it.
 	w.unlikeTTLs = !w.gateway && one(3)
 	return w
@@ -112,7 +112,7 @@ func (w *world) String() string { return fmt.Sprintf("seed %d: %+v", w.seed, w.t
 
 // runWorld must be called in a bubble.
 func runWorld(t *testing.T, seed uint64, sum *tally) {
-	rng := kit.RNG(seed, 0)
+	rng := testkit.RNG(seed, 0)
 	runIn(t, newWorld(t, newTraits(seed, rng), rng), sum)
 }
 
@@ -135,7 +135,7 @@ func newWorld(t *testing.T, traits traits, rng *rand.Rand) *world {
 		traits: traits,
 		t:      t,
 		rng:    rng,
-		line:   kit.NewTimeline(),
+		line:   testkit.NewTimeline(),
 		began:  time.Now(),
 		marks:  storetest.NewMem(),
 		over:   make(chan struct{}),

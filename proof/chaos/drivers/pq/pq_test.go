@@ -7,13 +7,13 @@ import (
 	_ "github.com/lib/pq"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
-func TestMain(m *testing.M) { kit.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestNoTransactionOfPqWithAFenceStatementCommitsAfterTheNextTermBegan(t *testing.T) {
-	url := kit.PostgresURL(t)
+	url := testkit.PostgresURL(t)
 	store, err := tenure.OpenPostgres(t.Context(), url, tenure.PostgresConfig{})
 	if err != nil {
 		t.Fatal(err)
@@ -27,11 +27,11 @@ func TestNoTransactionOfPqWithAFenceStatementCommitsAfterTheNextTermBegan(t *tes
 		t.Fatal(err)
 	}
 	defer db.Close()
-	if _, err := db.Exec(kit.CreateLedger); err != nil {
+	if _, err := db.Exec(testkit.CreateLedger); err != nil {
 		t.Fatal(err)
 	}
 	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
-		kit.RunFenceRaces(t, store, db, level, `INSERT INTO ledger VALUES ($1)`, 334)
+		testkit.RunFenceRaces(t, store, db, level, `INSERT INTO ledger VALUES ($1)`, 334)
 	}
-	kit.RunFenceEndings(t, store, db, `INSERT INTO ledger VALUES ($1)`)
+	testkit.RunFenceEndings(t, store, db, `INSERT INTO ledger VALUES ($1)`)
 }

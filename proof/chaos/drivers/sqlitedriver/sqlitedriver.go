@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/proof/kit"
+	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -43,11 +43,11 @@ func Run(t *testing.T, driver, dsn string) {
 		path := t.TempDir() + "/t.db"
 		db := open(t, path, dsn)
 		store := newStore(t, db)
-		if _, err := db.Exec(kit.CreateLedger); err != nil {
+		if _, err := db.Exec(testkit.CreateLedger); err != nil {
 			t.Fatal(err)
 		}
-		kit.RunFenceRaces(t, store, open(t, path, dsn), sql.LevelDefault, `INSERT INTO ledger VALUES (?)`, 334)
-		kit.RunFenceEndings(t, store, open(t, path, dsn), `INSERT INTO ledger VALUES (?)`)
+		testkit.RunFenceRaces(t, store, open(t, path, dsn), sql.LevelDefault, `INSERT INTO ledger VALUES (?)`, 334)
+		testkit.RunFenceEndings(t, store, open(t, path, dsn), `INSERT INTO ledger VALUES (?)`)
 	})
 	t.Run("Lock", func(t *testing.T) { // longer than the driver's own busy timeout
 		path := t.TempDir() + "/t.db"

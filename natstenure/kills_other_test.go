@@ -1,5 +1,0 @@
-//go:build !linux
-
-package natstenure_test
-
-func asVictim() {}
