@@ -1,12 +1,8 @@
-//go:build !(linux || darwin || freebsd || netbsd || openbsd || dragonfly || windows)
+//go:build !linux
 
 package filewatch
 
-import (
-	"errors"
-	"time"
-)
+import "errors"
 
-func systemTime() int64 { return time.Now().UnixNano() }
-
-func watch(string) (*Watcher, error) { return nil, errors.ErrUnsupported }
+// New fails on this system.
+func New(string) (*Watcher, error) { return nil, errors.ErrUnsupported }

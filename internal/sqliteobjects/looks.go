@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	pollInterval  = 50 * time.Millisecond // the longest time between looks, where notifications cannot be relied on
-	quietInterval = time.Second           // the same where they can
+	pollInterval  = 50 * time.Millisecond // the longest time between looks, where there are no notifications
+	quietInterval = time.Second           // the same where there are
 	shortestRest  = time.Millisecond
 )
 
@@ -21,15 +21,14 @@ const (
 // A notification comes before the commit is visible, because SQLite then waits for the disk, and another commit may begin before
 // the look. A notification therefore begins a series of looks, in which each pause is twice as long as the last.
 //
-// Notifications are relied on once they have announced a change, and until a change is found that they have not announced,
-// because not every file system has them. A database without a write-ahead log gets none.
+// Where the log cannot be watched, there are no notifications: on systems other than Linux, at a limit of inotify, and for a
+// database without a log. After a change that was not announced, the log is watched anew, because it may be another file.
 type looks struct {
 	watch  func() (*filewatch.Watcher, error) // watches the log
 	logger *slog.Logger
 
 	watcher *filewatch.Watcher // nil: none is available
 	logged  bool               // that none is available
-	relied  bool
 	told    time.Time     // when the last notification came
 	pause   time.Duration // before the last look of a series
 }
@@ -65,7 +64,7 @@ func (l *looks) announced() bool { return time.Since(l.told) < quietInterval }
 // looks take at most a few percent of one processor's time, however often the file is written.
 func (l *looks) after(changed bool, read int) (rest time.Duration) {
 	if changed {
-		if l.relied = l.announced(); !l.relied {
+		if !l.announced() {
 			l.open()
 		}
 		l.pause = 0
@@ -80,16 +79,12 @@ func (l *looks) await(ctx context.Context, rest time.Duration) bool {
 	if !pace.Sleep(ctx, rest) { // without receiving: writes that come meanwhile cost nothing
 		return false
 	}
-	longest := pollInterval
-	if l.relied {
-		longest = quietInterval
+	longest, told := pollInterval, (<-chan struct{})(nil)
+	if l.watcher != nil {
+		longest, told = quietInterval, l.watcher.C
 	}
 	if l.announced() {
 		longest = min(longest, l.pause)
-	}
-	var told <-chan struct{}
-	if l.watcher != nil {
-		told = l.watcher.C
 	}
 	woken, ok := pace.Await(ctx, told, 0, longest-rest)
 	if woken {
