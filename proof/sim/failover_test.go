@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,8 @@ import (
 //
 //   - no two terms valid at the same time, and no two jobs;
 //   - a job's token above those of all earlier jobs;
+//   - no fenced write that lands once a job with a greater token has begun: a failover may lose the
+//     steal, and bring back the record of a holder that was cut off beyond its TTL and then writes;
 //   - no loss of a term that could be trusted still;
 //   - somebody who holds, some time after the last fault.
 type history struct {
@@ -36,6 +39,7 @@ type history struct {
 	copies  []copyOf         // of the primary, the oldest first
 	marked  bool             // a replica has come to the primary, so the one before it accepts nothing
 	newest  int64            // token of a job
+	fenced  map[string]int   // fenced writes, by what became of them
 	holding *tenure.Term     // of the last job
 	broken  []string
 }
@@ -178,6 +182,61 @@ func (m *migrant) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.Writ
 	return err
 }
 
+// fencedWrite is a statement as a process has made it, perhaps long before it reaches a server.
+type fencedWrite struct {
+	token  int64
+	record []byte
+	server string // where the term had been renewed when the statement was made
+	made   bool
+}
+
+func (m *migrant) fencedWrite(term *tenure.Term) fencedWrite {
+	fence, err := term.Fence()
+	if err != nil { // the replica knows that its term is lost
+		return fencedWrite{}
+	}
+	return fencedWrite{term.Token(), fence.Record, fence.Server(), true}
+}
+
+// send sends a fenced write to the server that the replica reaches, which compares what the databases' statements compare.
+func (m *migrant) send(w fencedWrite) {
+	ctx, cancel := context.WithTimeout(context.Background(), m.ttl)
+	defer cancel()
+	_, _ = carry(ctx, m, func(server *storetest.Mem) (struct{}, error) {
+		stands, err := server.Get(context.Background(), leaseKey)
+		standing := err == nil && bytes.Equal(stands.Payload, w.record)
+		here := m.lookAt(server).Server == w.server
+		late := m.newest > w.token
+		switch {
+		case standing && here && late:
+			m.violated("a fenced write of %s's term %d lands on %d after a job has begun under %d", m.name, w.token, m.at, m.newest)
+		case standing && here:
+			m.fenced["landed"]++
+		case standing && late:
+			m.fenced["would have been late but for the server"]++
+		case late:
+			m.fenced["late, its record was gone"]++
+		default:
+			m.fenced["refused in time"]++
+		}
+		return struct{}{}, nil
+	})
+}
+
+// write makes fenced writes for a while, whether the term is over or not, as a process does that was paused: some by a
+// statement that it made before.
+func (m *migrant) write(term *tenure.Term, before fencedWrite, d time.Duration) {
+	for d > 0 {
+		pause := m.dice.UpTo(m.ttl / 4)
+		d -= pause
+		time.Sleep(pause)
+		m.send(before)
+		if now := m.fencedWrite(term); now.made {
+			m.send(now)
+		}
+	}
+}
+
 // job is a replica's.
 func (m *migrant) job(ctx context.Context) error {
 	term := tenure.TermFromContext(ctx)
@@ -191,7 +250,10 @@ func (m *migrant) job(ctx context.Context) error {
 	m.newest, m.holding = term.Token(), term
 	m.line.Say(m.name, "job begins under %d", term.Token())
 	m.mu.Unlock()
+	statement := m.fencedWrite(term)
+	m.crossing.Go(func() { m.write(term, statement, m.ttl) })
 	<-ctx.Done()
+	m.crossing.Go(func() { m.write(term, statement, 4*m.ttl) })
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.line.Say(m.name, "job ends: %v", context.Cause(ctx))
@@ -234,10 +296,29 @@ func (h *history) failOver() {
 	}
 }
 
-// runHistory is one history, of a number of faults.
-func runHistory(t *testing.T, seed uint64, faults int) {
+// loseASteal cuts the holder off until another has stolen the lease, and fails over to what there was before: the record of
+// the former holder, which then wakes.
+func (h *history) loseASteal() {
+	h.mu.Lock()
+	before := copyOf{time.Now(), h.servers[len(h.servers)-1].Fork()}
+	for _, m := range h.replicas {
+		if h.holding.Valid() && m.name == h.holding.Holder() {
+			m.cutTill = time.Now().Add(3 * h.ttl / 2)
+			h.line.Say(m.name, "is cut off until its lease is stolen, which a failover then loses")
+		}
+	}
+	h.mu.Unlock()
+	time.Sleep(3*h.ttl/2 + h.dice.UpTo(h.ttl/4))
+	h.mu.Lock()
+	h.copies = []copyOf{before}
+	h.mu.Unlock()
+	h.failOver()
+}
+
+// runHistory is one history, of a number of faults. It returns how many fenced writes there were of each kind.
+func runHistory(t *testing.T, seed uint64, faults int) (fenced map[string]int) {
 	dice := testkit.NewDice(seed, 300)
-	h := &history{t: t, dice: dice, ttl: 30 * time.Second, line: testkit.NewTimeline()}
+	h := &history{t: t, dice: dice, ttl: 30 * time.Second, line: testkit.NewTimeline(), fenced: make(map[string]int)}
 	first := storetest.NewMem()
 	first.Lineages = true
 	h.servers, h.marked = []*storetest.Mem{first}, true
@@ -258,7 +339,7 @@ func runHistory(t *testing.T, seed uint64, faults int) {
 			h.mu.Unlock()
 		}
 		m := h.replicas[dice.N(len(h.replicas))]
-		switch dice.N(8) {
+		switch dice.N(9) {
 		case 0:
 			h.mu.Lock()
 			h.servers[len(h.servers)-1].Restart()
@@ -288,6 +369,8 @@ func runHistory(t *testing.T, seed uint64, faults int) {
 			ctx, cancel := context.WithTimeout(t.Context(), h.ttl/3)
 			h.line.Say("operator", "asks for a release: %v", m.lease.RequestHandover(ctx, h.replicas[0].name))
 			cancel()
+		case 5:
+			h.loseASteal()
 		default:
 			h.failOver()
 		}
@@ -313,6 +396,7 @@ func runHistory(t *testing.T, seed uint64, faults int) {
 	if len(h.broken) > 0 {
 		t.Log(h.line)
 	}
+	return h.fenced
 }
 
 // The hours are those of -sim.hours, as for TestSimulation; without it, this test lasts half as long.
@@ -321,7 +405,7 @@ func TestHistoriesThatFailOver(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) { runHistory(t, *flags.Seed, 40) })
 		return
 	}
-	began, n, hours := time.Now(), 0, 0.0
+	began, n, hours, fenced := time.Now(), 0, 0.0, make(map[string]int)
 	enough := func() bool {
 		if *flags.Hours > 0 {
 			return hours >= *flags.Hours
@@ -331,10 +415,12 @@ func TestHistoriesThatFailOver(t *testing.T) {
 	for seed := *flags.First; !enough() && !t.Failed(); seed++ {
 		synctest.Test(t, func(t *testing.T) {
 			began := time.Now()
-			runHistory(t, seed, 40)
+			for what, writes := range runHistory(t, seed, 40) {
+				fenced[what] += writes
+			}
 			hours += time.Since(began).Hours()
 		})
 		n++
 	}
-	t.Logf("%d histories of %.0f lease-hours in all", n, hours)
+	t.Logf("%d histories of %.0f lease-hours in all; fenced writes: %s", n, hours, testkit.FormatCounts(fenced))
 }
