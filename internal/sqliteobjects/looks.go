@@ -29,8 +29,8 @@ type looks struct {
 
 	watcher *filewatch.Watcher // nil: none is available
 	logged  bool               // that none is available
-	told    time.Time     // when the last notification came
-	pause   time.Duration // before the last look of a series
+	told    time.Time          // when the last notification came
+	pause   time.Duration      // before the last look of a series
 }
 
 // newLooks returns the looks at a database's file, which the caller must open and close.
