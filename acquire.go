@@ -126,9 +126,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 	term := &Term{
 		key: l.cfg.Key, id: id, holder: l.cfg.Holder, acquiredAt: attempt.Mono, witnessed: witness != "",
 		trusted: l.cfg.TTL - l.cfg.Margin,
-		clock:   now,
-		inDoubt: 1, // the write that begins it
-		on:      on, confirms: by.confirms,
+		clock:   now, confirms: by.confirms,
 		payload: record.Payload{
 			Holder:       l.cfg.Holder,
 			AcquiredAtMS: attempt.Wall.UnixMilli(),
@@ -137,6 +135,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 			Witness:      witness,
 		}.Encode(),
 	}
+	term.at.begins(on)
 	if len(predecessors) > 0 {
 		term.predecessors.Store(&predecessors)
 	}
@@ -152,7 +151,8 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 		}
 		return nil, err
 	}
-	term.token, term.version, term.greatest, term.inDoubt, term.vouched = obj.Version, obj.Version, obj.Version, 0, on
+	term.token = obj.Version
+	term.at.begun(obj.Version, on)
 	term.trust.Store(newTrust(attempt, term.trusted))
 	l.memory.Began(id)
 	if newest := l.memory.SawVersion(obj.Version); obj.Version <= newest {
@@ -228,10 +228,11 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 		if !term.Valid() {
 			return l.tooLate(ctx, term)
 		}
-		attempt, version, on, cond := term.writing()
+		attempt := term.clock()
+		version, on, cond := term.at.writes()
 		obj, err := l.put(ctx, l.object(term, on), cond)
 		if objects.Answered(err) {
-			term.refused(version)
+			term.at.refused(version)
 		}
 		switch {
 		case err == nil:
@@ -343,11 +344,10 @@ func (l *Lease) Resume(ctx context.Context, id string, token int64) (*Term, erro
 	if l.memory.IsLast(id) {
 		l.memory.FoundCopy(id) // another process may rely on it
 	}
-	term, err := l.resumedTerm(obj, token, now, attempt)
+	term, err := l.resumedTerm(obj, token, on, now, attempt)
 	if err != nil {
 		return nil, fmt.Errorf("tenure: resume %s: %w", l.cfg.Key, err)
 	}
-	term.on, term.vouched = on, on
 	term.request.Store(request) // which the write has removed from the record
 	return term, nil
 }
@@ -395,7 +395,7 @@ func (l *Lease) resumable(ctx context.Context, id string) (reading, error) {
 }
 
 // resumedTerm makes the term of a record that a write, sent at attempt, has renewed.
-func (l *Lease) resumedTerm(obj Object, token int64, now clock.Clock, attempt clock.Reading) (*Term, error) {
+func (l *Lease) resumedTerm(obj Object, token int64, on Lineage, now clock.Clock, attempt clock.Reading) (*Term, error) {
 	h, err := decodeHolding(obj, l.cfg.TTL)
 	if err != nil {
 		return nil, err
@@ -410,7 +410,7 @@ func (l *Lease) resumedTerm(obj Object, token int64, now clock.Clock, attempt cl
 	term := &Term{
 		key: l.cfg.Key, id: h.Term, holder: h.Holder, token: token, acquiredAt: h.AcquiredAt,
 		payload: bytes.Clone(obj.Payload), trusted: h.TTL - margin, clock: now,
-		version: obj.Version, greatest: obj.Version, resumed: &Object{Name: obj.Name, Labels: stored(obj).AsResumed(h.Term)},
+		at: position{version: obj.Version, greatest: obj.Version, on: on, vouched: on}, resumed: &Object{Name: obj.Name, Labels: stored(obj).AsResumed(h.Term)},
 	}
 	if h.unconfirmed != nil {
 		term.predecessors.Store(&h.unconfirmed)

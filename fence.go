@@ -36,7 +36,7 @@ func (t *Term) Fence() (*objects.Fence, error) {
 	return &objects.Fence{
 		ID:       objects.ID(t.key),
 		Record:   t.payload,
-		Server:   t.server,
+		Server:   func() string { return t.at.vouchedBy().Server },
 		Reassert: t.renewNow,
 		Idle:     max(2*t.trusted, time.Minute), // long enough for any func that is alive
 		Yield:    t.giveWay,
@@ -208,7 +208,7 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 func (t *Term) refusedByStatement(ctx context.Context, store Store, refusal error) error {
 	obj, err := store.Get(objects.WithLeaseCall(ctx), t.key)
 	if err == nil || errors.Is(err, ErrNotFound) {
-		if on, lookErr := store.Lineage(ctx); lookErr != nil || on.Server != t.server() {
+		if on, lookErr := store.Lineage(ctx); lookErr != nil || on.Server != t.at.vouchedBy().Server {
 			_, _ = t.renewNow(ctx)
 			return fmt.Errorf("%w (%w)", ErrMoved, cmp.Or(lookErr, refusal))
 		}

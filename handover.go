@@ -81,8 +81,8 @@ func (l *Lease) ReleaseDead(ctx context.Context, witness string, minAge time.Dur
 			return false, fmt.Errorf("tenure: release dead %s: %w: the term of %s was only %v old", l.cfg.Key, ErrHeld, h.Holder, age.Round(time.Millisecond))
 		}
 		dead := &Term{
-			key: l.cfg.Key, id: h.Term, holder: h.Holder, payload: r.Payload, version: r.Version, on: r.on, vouched: Lineage{Mark: r.stored.Mark()},
-			resumed: &Object{Name: r.Name},
+			key: l.cfg.Key, id: h.Term, holder: h.Holder, payload: r.Payload,
+			at: position{version: r.Version, on: r.on, vouched: Lineage{Mark: r.stored.Mark()}}, resumed: &Object{Name: r.Name},
 		}
 		if before := h.unconfirmed; before != nil {
 			dead.predecessors.Store(&before)
@@ -96,20 +96,21 @@ func (l *Lease) ReleaseDead(ctx context.Context, witness string, minAge time.Dur
 
 // vacate deletes a term's record, or replaces it with an offer, and wakes the standbys.
 func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) error {
-	on := term.lookedAt()
+	_, on := term.at.last()
 	is, err := l.lineage(ctx)
 	if err != nil {
 		return err
 	}
-	settling, current := l.absentSettlesIn(is) > 0, term.vouchedIn(is)
+	settling, current := l.absentSettlesIn(is) > 0, term.at.vouchedIn(is)
 	// The record is from before a failover. Another term may have begun since, and its record been lost: after this one
 	// was over, or had been released by a write whose answer was lost.
 	if settling && !current && (!term.trustLasts() || term.deleteSent.Load()) {
 		return fmt.Errorf("tenure: release %s: a failover of the database has not settled: %w", l.cfg.Key, ErrHeld)
 	}
 	offer := term.offer(offerFor, settling || term.confirms && !is.isWhole())
+	version, _ := term.at.last()
 	if offer == nil {
-		return l.remove(ctx, term.currentVersion(), on)
+		return l.remove(ctx, version, on)
 	}
 	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Payload: offer.Encode()}
 	if term.resumed != nil {
@@ -121,7 +122,7 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 	if on.Mark == is.Mark { // otherwise the next replica that looks decides
 		obj.Labels = record.WithLineage(obj.Labels, offer.Term, on.Mark, "")
 	}
-	_, err = l.put(ctx, obj, IfVersion(term.currentVersion()).OnServer(on.Server, 0))
+	_, err = l.put(ctx, obj, IfVersion(version).OnServer(on.Server, 0))
 	if err == nil || !objects.Answered(err) {
 		l.wake(ctx)
 	}
@@ -155,7 +156,7 @@ func (l *Lease) removeOrphan(ctx context.Context, by caller, read reading) (remo
 	if !ok || read.settlesIn(l) > 0 { // its TTL may be the longest that is known
 		return false, nil
 	}
-	if !l.recognises(o.term, o.term.currentVersion(), read) { // a copy of this process continues the term
+	if known, _ := o.term.at.last(); !l.recognises(o.term, known, read) { // a copy of this process continues the term
 		l.memory.DropOrphan(o.term.id)
 		return false, nil
 	}

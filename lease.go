@@ -280,14 +280,14 @@ func (l *Lease) isOwn(h Holding) bool {
 // version and returns nil, as it does if a failover has lost the record. Otherwise it ends the
 // term.
 func (l *Lease) reread(ctx context.Context, term *Term) error {
-	known := term.currentVersion()
+	known, _ := term.at.last()
 	r, err := l.look(ctx, caller{})
 	missing := errors.Is(err, ErrNotFound)
 	switch {
 	case err != nil && !missing:
 		return err
 	case (missing || !bytes.Equal(r.Payload, term.payload)) && term.Valid() && term.mayReassert(r, !missing):
-		term.reasserts(r.Version, r.on)
+		term.at.reasserts(r.Version, r.on)
 		return nil
 	case missing && !term.deleteSent.Load():
 		return term.lostTo(&LostError{Key: l.cfg.Key})
@@ -302,7 +302,7 @@ func (l *Lease) reread(ctx context.Context, term *Term) error {
 		}
 		return term.lostTo(&LostError{Key: l.cfg.Key, To: &r.holding, why: why})
 	}
-	term.movesTo(r.on)
+	term.at.seen(r.on)
 	return nil
 }
 
@@ -311,7 +311,7 @@ func (l *Lease) reread(ctx context.Context, term *Term) error {
 func (l *Lease) recognises(term *Term, known int64, r reading) bool {
 	request := r.stored.Request()
 	elsewhere := r.stored.Resumed() && term.resumed == nil // whatever the version says
-	if elsewhere || !term.recognise(known, r.Version, request) {
+	if elsewhere || !term.at.recognise(known, r.Version, term.resumed != nil, request) {
 		l.memory.FoundCopy(term.id)
 		return false
 	}
@@ -347,9 +347,7 @@ func (r reading) isCurrent() bool { return r.on.Mark == "" || r.stored.Mark() ==
 // lost it: any record that stands is older than the term, and the term has not written in this
 // lineage yet. Exists says whether there is a record.
 func (t *Term) mayReassert(r reading, exists bool) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return r.on.Mark != t.vouched.Mark && (!exists || !r.isCurrent() && r.stored.AsRenewed().Version < t.token)
+	return !t.at.vouchedIn(r.on) && (!exists || !r.isCurrent() && r.stored.AsRenewed().Version < t.token)
 }
 
 // compare is called when a renewal has been answered. If that was the first one in its lineage, and the term owns more
@@ -357,12 +355,10 @@ func (t *Term) mayReassert(r reading, exists bool) bool {
 // failover has lost.
 func (t *Term) compare(ctx context.Context, version int64, on Lineage) error {
 	compare := objects.Comparison(ctx)
-	if t.vouchedIn(on) || compare == nil && t.key.Type != objects.SessionType {
+	if t.at.vouchedIn(on) || compare == nil && t.key.Type != objects.SessionType {
 		return nil
 	}
-	t.mu.Lock()
-	t.movedTo(version)
-	t.mu.Unlock()
+	t.at.written(version)
 	if compare == nil {
 		return fmt.Errorf("%w: the database has failed over, and only the process that began a session knows its claims", ErrHeld)
 	}
@@ -382,17 +378,8 @@ func (l *Lease) saysOf(on Lineage) Lineage {
 // an earlier one until its claims are compared, so that no other process resumes it, and no claim that the session has lost
 // fences a write.
 func (t *Term) writesIn(on Lineage) Lineage {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.key.Type == objects.SessionType && t.vouched.Mark != "" && t.vouched.Mark != on.Mark {
-		return t.vouched
+	if vouched := t.at.vouchedBy(); t.key.Type == objects.SessionType && vouched.Mark != "" && vouched.Mark != on.Mark {
+		return vouched
 	}
 	return on
-}
-
-// vouchedIn reports whether the term's last answered write was in that lineage.
-func (t *Term) vouchedIn(on Lineage) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.vouched.Mark == on.Mark
 }

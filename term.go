@@ -82,14 +82,9 @@ type Term struct {
 	clock      clock.Clock                    // nil for a local term
 	renewer    atomic.Pointer[renewer]        // nil: no keeper renews the term
 
+	at position // of the record in the store
+
 	mu       sync.Mutex      // guards the fields below; never held across I/O
-	version  int64           // of the object, as far as we know; 0: a failover has lost it
-	greatest int64           // the greatest version that the object had in this term
-	on       Lineage         // the lineage in which the record was last seen
-	vouched  Lineage         // of the term's last answered write: Server and Mark
-	moved    bool            // a renewal was the first one in its lineage, and failedOver has not said so
-	rewrote  bool            // the record was lost before that
-	inDoubt  int             // writes that expect this version and have no answer, or none yet
 	offered  *record.Payload // what the release puts in place of the record; nil: nothing
 	renewing chan struct{}   // closed when the latest renewal ends
 }
@@ -254,10 +249,9 @@ func (t *Term) confirm() { t.predecessors.Store(nil) }
 // extend takes the answer to a renewal that was sent at attempt. It returns false if the
 // term was over before the answer came: a late yes is a no.
 func (t *Term) extend(version int64, attempt clock.Reading, on Lineage) bool {
+	t.at.vouches(version, on)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.movedTo(version)
-	t.moved, t.vouched = t.moved || t.vouched.Mark != on.Mark, on
 	if !t.Valid() {
 		return false
 	}
@@ -299,61 +293,6 @@ func (t *Term) giveWay(ctx context.Context) {
 	}
 }
 
-// writing notes that a renewal is being sent. It returns the time, the version that the renewal
-// expects, the lineage in which the record was last seen, and the condition for the write. If
-// the store refuses the renewal, the caller calls refused; otherwise the renewal may have
-// landed, or may still land.
-func (t *Term) writing() (attempt clock.Reading, version int64, on Lineage, cond WriteCondition) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.inDoubt++
-	cond = IfVersion(t.version)
-	if t.version == 0 {
-		cond = WriteCondition{objects.Condition{Kind: objects.IfAbsent, Again: true}}
-	}
-	return t.clock(), t.version, t.on, cond.OnServer(t.on.Server, t.greatest)
-}
-
-// reasserts notes that a failover has lost the term's record, and which version stands in its place;
-// 0: none.
-func (t *Term) reasserts(version int64, on Lineage) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.version, t.inDoubt, t.on, t.rewrote = version, 0, on, true
-}
-
-// failedOver reports whether the last renewal was the first one since a failover, and whether the record was
-// lost. It returns true only once.
-func (t *Term) failedOver() (is, recordLost bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	is, recordLost = t.moved, t.rewrote
-	t.moved, t.rewrote = false, false
-	return is, recordLost
-}
-
-// movesTo notes in which lineage the term's record was seen.
-func (t *Term) movesTo(on Lineage) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.on = on
-}
-
-// lookedAt returns the lineage in which the record was last seen.
-func (t *Term) lookedAt() Lineage {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.on
-}
-
-// server returns the server of the term's last answered write. The one on which the record was last seen proves nothing:
-// what was seen may be a record that a failover has brought back.
-func (t *Term) server() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.vouched.Server
-}
-
 // renewer renews a term before its renewal is due.
 type renewer func(ctx context.Context) error
 
@@ -365,53 +304,6 @@ func (t *Term) renewNow(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	return true, (*renew)(ctx)
-}
-
-// refused notes that a renewal which expected this version has changed nothing.
-func (t *Term) refused(version int64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.version == version {
-		t.inDoubt--
-	}
-}
-
-func (t *Term) currentVersion() int64 {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.version
-}
-
-// movedTo notes the version of the record. Writes that expected an earlier version can no longer
-// land. The caller holds the mutex.
-func (t *Term) movedTo(version int64) {
-	t.greatest = max(t.greatest, version)
-	if version > t.version {
-		t.version, t.inDoubt = version, 0
-	}
-}
-
-// recognise reports whether this term, or a request to it, can have written a version of the
-// record that has this term's payload. If so, it is the term's version from now on. Any other
-// version is a copy's: a machine was restored from a snapshot while the original keeps running,
-// and each would take the other's renewals for its own.
-//
-// Known is the version that the term had when the read was sent. A version below it means that
-// the database has lost the last renewal, as it may in a failover.
-func (t *Term) recognise(known, version int64, request *record.Request) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if version < known && t.version == known {
-		t.version, t.inDoubt = version, 0
-	}
-	// In a resumed term an unanswered write proves nothing, because yet another process may
-	// have resumed the term. Its rightful owner can resume it again.
-	inDoubt := t.inDoubt > 0 && t.resumed == nil
-	ours := version <= t.version || inDoubt || request != nil && request.Version <= t.version
-	if ours {
-		t.movedTo(version)
-	}
-	return ours
 }
 
 // offer returns what a release puts in place of the term's record, or nil if it puts nothing there.
