@@ -58,6 +58,7 @@ check-programs:
 check-root:
 	go test $(RACE) -p 1 -timeout 60m $$(go list ./... | grep -v '/claims$$')
 	cd proof && go test $(RACE) -p 1 -timeout 60m ./kills ./sim
+	cd proof && go test -p 1 -timeout 60m ./docs ./model ./mutants ./release
 
 # What waits more than it works, beside the others.
 .PHONY: check-claims
@@ -70,7 +71,6 @@ check-claims:
 # goroutines, and take twenty times as long with it.
 .PHONY: check-modules
 check-modules:
-	cd proof && go test -timeout 60m ./docs ./model ./mutants ./release
 	cd proof && go test $(RACE) -timeout 60m ./databases
 	cd oteltenure && go test $(RACE) -timeout 60m ./...
 	cd stores/etcdtenure && go test $(RACE) -timeout 60m ./...

@@ -125,7 +125,7 @@ func TestAReleaseLeavesTheCheckoutAndTheRemoteAlone(t *testing.T) {
 	if refs := sh(t, remote, nil, "git", "for-each-ref"); refs != "" {
 		t.Errorf("pushed: %s", refs)
 	}
-	want := "release-v0.1.0\ncmd/tenure/v0.1.0\netcdtenure/v0.1.0\nkubetenure/v0.1.0\nnatstenure/v0.1.0\noteltenure/v0.1.0\nv0.1.0\n"
+	want := "release-v0.1.0\ncmd/tenure/v0.1.0\noteltenure/v0.1.0\nstores/etcdtenure/v0.1.0\nstores/kubetenure/v0.1.0\nstores/natstenure/v0.1.0\nv0.1.0\n"
 	if refs := sh(t, repo, nil, "git", "for-each-ref", "--format=%(refname:short)", "--contains=release-v0.1.0"); refs != want {
 		t.Errorf("got the branch and tags %s, want %s", refs, want)
 	}
