@@ -180,15 +180,6 @@ func (l *Lease) tellWitness(ctx context.Context) string {
 	return witness
 }
 
-// abandon releases a term that has just begun and cannot be used. Otherwise the other replicas
-// would have to wait for its TTL.
-func (l *Lease) abandon(ctx context.Context, term *Term) {
-	term.end(ErrLost)
-	if l.vacate(ctx, term, 0) != nil {
-		l.memory.AddOrphan(term.id, orphan{term: term}, false, l.cfg.TTL)
-	}
-}
-
 // object is the record of a valid term in a lineage.
 func (l *Lease) object(term *Term, on Lineage) Object {
 	obj := Object{Key: l.cfg.Key, Name: l.cfg.Name, Labels: l.cfg.Labels, Payload: term.payload}

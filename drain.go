@@ -337,3 +337,63 @@ func Drains(ctx context.Context, store Store) ([]Drained, error) {
 	}
 	return all, nil
 }
+
+// StandDown is [Coordinator.Resign] for a replica that must not begin another term until it is
+// asked to: until [Coordinator.Compete] is called, or the lease is handed over to it by name, see
+// [Lease.RequestHandover]. It also applies if this replica does not hold the lease, and it may be
+// called before [Coordinator.Run]. An attempt to acquire that is under way may still get the lease
+// for a moment. No job begins after StandDown has been called.
+func (c *Coordinator) StandDown(ctx context.Context) error {
+	return c.awaitResignation(ctx, c.setDown(&c.down, true))
+}
+
+// Compete undoes [Coordinator.StandDown]: this replica competes again, at once.
+func (c *Coordinator) Compete() { c.setDown(&c.down, false) }
+
+// drain is called when the replica is drained and when it takes part again, see [Drain.Follow].
+func (c *Coordinator) drain(drained bool) (givenBack func(context.Context) error) {
+	rests := make(chan struct{})
+	c.rest() // wakes the waiting calls, which look again
+	c.mu.Lock()
+	c.rested = sync.OnceFunc(func() { close(rests) })
+	c.mu.Unlock()
+	c.setDown(&c.out, drained)
+	return func(ctx context.Context) error {
+		select {
+		case <-rests:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		return nil
+	}
+}
+
+// rest is called when nothing is left to be given back.
+func (c *Coordinator) rest() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.rested()
+}
+
+// setDown makes this replica stand down or compete, for one of the two reasons. It returns the
+// resignation from the current term, if there is one.
+func (c *Coordinator) setDown(why *bool, down bool) (resign *resignation) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if down {
+		resign = c.endByResigning()
+	}
+	if *why != down {
+		*why = down
+		c.changed()
+	}
+	return resign
+}
+
+// changed is called when this replica has begun or ceased to stand down. The caller holds mu.
+func (c *Coordinator) changed() {
+	c.monitor.standsDown(c.down || c.out)
+	if c.turn != nil {
+		c.turn()
+	}
+}

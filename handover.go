@@ -94,6 +94,15 @@ func (l *Lease) ReleaseDead(ctx context.Context, witness string, minAge time.Dur
 	return false, fmt.Errorf("tenure: release dead %s: another write came first, three times: %w", l.cfg.Key, ErrConflict)
 }
 
+// abandon releases a term that has just begun and cannot be used. Otherwise the other replicas
+// would have to wait for its TTL.
+func (l *Lease) abandon(ctx context.Context, term *Term) {
+	term.end(ErrLost)
+	if l.vacate(ctx, term, 0) != nil {
+		l.memory.AddOrphan(term.id, orphan{term: term}, false, l.cfg.TTL)
+	}
+}
+
 // vacate deletes a term's record, or replaces it with an offer, and wakes the standbys.
 func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) error {
 	_, on := term.at.last()

@@ -391,15 +391,6 @@ type Traits struct {
 	Join func(ctx context.Context) (leave func(), err error)
 }
 
-// opError says which operation failed, on which key, and whether its context has ended: some
-// drivers only say that they were interrupted.
-func opError(ctx context.Context, op string, key Key, err error) error {
-	if ended := ctx.Err(); ended != nil && !objects.Answered(err) && !errors.Is(err, ended) {
-		err = fmt.Errorf("%w: %w", ended, err)
-	}
-	return fmt.Errorf("tenure: %s %s: %w", op, key, err)
-}
-
 // ErrMoved means that nothing was written because the store is no longer on the server that the
 // write's condition names: see [WriteCondition.OnServer]. It is an [ErrConflict].
 var ErrMoved = objects.ErrMoved
