@@ -466,7 +466,7 @@ func ExampleSQLiteStore_Fenced() {
 	}
 	promote := func(ctx context.Context) error {
 		// Commits only if the term is still the lease's.
-		return store.Fenced(ctx, tenure.TermFromContext(ctx), func(tx *sql.Tx) error {
+		return store.Fenced(ctx, nil, func(tx *sql.Tx) error {
 			_, err := tx.ExecContext(ctx, "UPDATE deployments SET phase = 'promoted' WHERE id = ?", id)
 			return err
 		})
@@ -493,7 +493,7 @@ func ExamplePostgresStore_Fenced() {
 	}
 	defer store.Close()
 	// Commits only if the term is still the lease's.
-	err = store.Fenced(ctx, tenure.TermFromContext(ctx), func(tx pgx.Tx) error {
+	err = store.Fenced(ctx, nil, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, "UPDATE deployments SET phase = 'promoted' WHERE id = $1", id)
 		return err
 	})

@@ -64,6 +64,14 @@ func (t *Term) lostToRecord(now Object) error {
 	return t.lostTo(&LostError{Key: t.key, To: &holding})
 }
 
+// guardOf returns the guard, or the right for which the func runs that ctx comes from.
+func guardOf(ctx context.Context, guard Guard) Guard {
+	if guard == nil {
+		guard, _ = ctx.Value(objects.Right).(Guard)
+	}
+	return guard
+}
+
 // fenceOf returns the fence of a guard; nil if there is no lease to lose.
 func fenceOf(op string, guard Guard) (*objects.Fence, error) {
 	if objects.IsNil(guard) {
@@ -138,7 +146,8 @@ type SQLStore interface {
 }
 
 // FencedTx runs fn in a transaction of db that commits only if the term is still the lease's, or
-// the claim stands. Otherwise it returns [ErrLost] and nothing is written. After a failover or a restart of the
+// the claim stands. A nil guard is the term or the claim for which the func runs that ctx comes from. If it does not stand,
+// FencedTx returns [ErrLost] and nothing is written. After a failover or a restart of the
 // database it returns [ErrMoved] and nothing is written, unless the term was renewed there: retry. Use it with
 // database/sql and any driver. db must be the store's database; FencedTx returns [ErrInvalid] if
 // it finds that it is not. opts are those of BeginTx, and may be nil; with the DB of a [SQLiteStore],
@@ -160,6 +169,7 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 	case fn == nil:
 		return fmt.Errorf("tenure: fenced transaction: %w: fn is nil", ErrInvalid)
 	}
+	guard = guardOf(ctx, guard)
 	if own, ok := objects.As[*SQLiteStore](Store(store)); ok && own.DB() == db && (opts == nil || !opts.ReadOnly) {
 		// A transaction that reads before it asks for the write lock is refused it while another has it.
 		return own.Fenced(ctx, guard, fn)

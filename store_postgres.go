@@ -225,7 +225,8 @@ func (s *PostgresStore) Watch(key Key) Subscription {
 }
 
 // Fenced runs fn in a transaction whose writes, to any tables of this database, commit only if
-// the term is still the lease's. Otherwise it returns [ErrLost] and nothing is written. An error
+// the guard's right stands: a term is still the lease's, or a claim has not ended. A nil guard is the term or the
+// claim for which the func runs that ctx comes from. If it does not stand, Fenced returns [ErrLost] and nothing is written. An error
 // or panic of fn rolls back and is passed on. If the connection fails during the commit, the
 // writes may have been committed or not, as with any commit, but never after another term began.
 //
@@ -244,7 +245,7 @@ func (s *PostgresStore) Watch(key Key) Subscription {
 //
 // [example for River]: https://github.com/tenurelib/tenure/blob/main/examples/integrations/river_test.go
 func (s *PostgresStore) Fenced(ctx context.Context, guard Guard, fn func(tx pgx.Tx) error) error {
-	fence, err := fenceOf("fenced", guard)
+	fence, err := fenceOf("fenced", guardOf(ctx, guard))
 	switch {
 	case err != nil:
 		return err

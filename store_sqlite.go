@@ -230,7 +230,8 @@ func (s *SQLiteStore) Fence(guard Guard) (Store, error) {
 }
 
 // Fenced runs fn in a transaction whose writes, to any tables of this database, commit only if
-// the term is still the lease's. Otherwise it returns [ErrLost] and does not call fn. An error or
+// the guard's right stands: a term is still the lease's, or a claim has not ended. A nil guard is the term or the
+// claim for which the func runs that ctx comes from. If it does not stand, Fenced returns [ErrLost] and does not call fn. An error or
 // panic of fn rolls back and is passed on.
 //
 // The transaction holds the database's one write lock: no process can renew a lease or take one
@@ -239,7 +240,7 @@ func (s *SQLiteStore) Fence(guard Guard) (Store, error) {
 // after some errors SQLite has rolled back, and later statements would write outside the
 // transaction, unfenced.
 func (s *SQLiteStore) Fenced(ctx context.Context, guard Guard, fn func(tx *sql.Tx) error) error {
-	fence, err := fenceOf("fenced", guard)
+	fence, err := fenceOf("fenced", guardOf(ctx, guard))
 	switch {
 	case err != nil:
 		return err

@@ -93,7 +93,7 @@ const termKey objects.RightKey = "term"
 
 // withTerm returns the context of a job that runs for a term.
 func withTerm(ctx context.Context, term *Term) context.Context {
-	return context.WithValue(ctx, termKey, term)
+	return context.WithValue(context.WithValue(ctx, termKey, term), objects.Right, term)
 }
 
 // TermFromContext returns the term for which a job runs, or nil if ctx is not derived from

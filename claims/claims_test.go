@@ -2,6 +2,7 @@ package claims_test
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"path/filepath"
@@ -895,5 +896,28 @@ func TestASessionIsNotHandedOver(t *testing.T) {
 		require.ErrorIs(w, lease.RequestRelease(w.Context()), tenure.ErrInvalid)
 		time.Sleep(time.Minute)
 		require.Equal(w, 1, a.keys.Len())
+	})
+}
+
+// The fence must be that of the func that writes: the job around it may go on after the claim has ended.
+func TestANilGuardIsTheClaimOfTheInnermostFunc(t *testing.T) {
+	inBubble(t, func(w *world) {
+		store := w.store.(*tenure.SQLiteStore)
+		none := func(*sql.Tx) error { return nil }
+		require.ErrorIs(w, store.Fenced(w.Context(), nil, none), tenure.ErrInvalid)
+		lease := testkit.NewLease(w, store, tenure.LeaseConfig{})
+		p := w.start("a")
+		require.NoError(w, tenure.Do(w.Context(), lease, func(ctx context.Context) error {
+			c := p.claimOne("1")
+			var inFunc context.Context
+			require.NoError(w, p.keys.Do(ctx, c, func(ctx context.Context) error {
+				inFunc = context.WithoutCancel(ctx)
+				require.NoError(w, tenure.FencedTx(ctx, store, nil, store.DB(), nil, none))
+				return store.Fenced(ctx, nil, none)
+			}))
+			require.ErrorIs(w, store.Fenced(inFunc, nil, none), tenure.ErrLost, "under the claim that has ended")
+			require.NoError(w, store.Fenced(ctx, nil, none), "under the term that has not")
+			return nil
+		}))
 	})
 }

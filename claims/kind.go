@@ -167,7 +167,7 @@ func (k *kind) do(ctx context.Context, c Claim, fn func(context.Context) error) 
 	}
 	unused := false
 	defer func() { k.endFunc(c, call, unused) }() // even after a panic
-	err = fn(context.WithValue(ctx, claimKey, c))
+	err = fn(context.WithValue(context.WithValue(ctx, claimKey, c), objects.Right, c))
 	cause := context.Cause(ctx)
 	told := errors.Is(cause, tenure.ErrShutdown) || errors.Is(cause, tenure.ErrResigned) || errors.Is(cause, context.Canceled)
 	unused = told || cause == nil && err == nil

@@ -88,7 +88,7 @@ func consume(store *tenure.SQLiteStore, next func(ctx context.Context) (offset i
 			if err != nil {
 				return err
 			}
-			err = store.Fenced(ctx, shards.ClaimFromContext(ctx), func(tx *sql.Tx) error {
+			err = store.Fenced(ctx, nil, func(tx *sql.Tx) error {
 				_, err := tx.ExecContext(ctx, `UPDATE progress SET done = ?1 WHERE partition = ?2`, offset, id)
 				return err
 			})

@@ -23,7 +23,7 @@ func (planArgs) Kind() string { return "plan" }
 // plan enqueues a job in a fenced transaction. River enqueues it only if the term is still
 // the lease's, so a former holder enqueues nothing.
 func plan(ctx context.Context, store *tenure.PostgresStore, client *river.Client[pgx.Tx]) error {
-	return store.Fenced(ctx, tenure.TermFromContext(ctx), func(tx pgx.Tx) error {
+	return store.Fenced(ctx, nil, func(tx pgx.Tx) error {
 		_, err := client.InsertTx(ctx, tx, planArgs{}, nil)
 		return err
 	})

@@ -123,7 +123,7 @@ func open(ctx context.Context, url string) (tenure.Database, *sql.DB, error) {
 // holds the lease; if the replica finds out too late, the fence refuses the commit.
 func sweep(ctx context.Context, store tenure.Database, db *sql.DB) error {
 	var deleted int64
-	err := tenure.FencedTx(ctx, store, tenure.TermFromContext(ctx), db, nil, func(tx *sql.Tx) error {
+	err := tenure.FencedTx(ctx, store, nil, db, nil, func(tx *sql.Tx) error {
 		result, err := tx.ExecContext(ctx, `DELETE FROM sessions WHERE expires_at < CURRENT_TIMESTAMP`)
 		if err != nil {
 			return err

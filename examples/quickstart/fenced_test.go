@@ -11,7 +11,7 @@ import (
 
 // promote commits only while the term is the lease's. The job calls it with its own context.
 func promote(ctx context.Context, store *tenure.SQLiteStore, id string) error {
-	return store.Fenced(ctx, tenure.TermFromContext(ctx), func(tx *sql.Tx) error {
+	return store.Fenced(ctx, nil, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, "UPDATE deployments SET phase = 'promoted' WHERE id = ?", id)
 		return err
 	})

@@ -175,6 +175,9 @@ func IsWithoutSync(ctx context.Context) bool { return ctx.Value(withoutSync) != 
 // RightKey is the type of the context keys for a func's right: a job's term or a claim.
 type RightKey string
 
+// Right is the key of the right of the innermost func that a context comes from.
+const Right RightKey = "right"
+
 type serverKey struct{}
 
 // OnServer names the server on which a statement of claims must happen, as a [Condition] does for writes of objects. On
