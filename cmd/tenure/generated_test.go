@@ -181,7 +181,7 @@ func TestCommandLinesInTheDocumentsAreValid(t *testing.T) {
 	if err != nil || len(pages) == 0 {
 		t.Fatal(pages, err)
 	}
-	pages = append(pages, "README.md", "../../README.md", "../../natstenure/README.md", "../../etcdtenure/README.md")
+	pages = append(pages, "README.md", "../../README.md", "../../stores/natstenure/README.md", "../../stores/etcdtenure/README.md")
 	dump := filepath.Join(t.TempDir(), "tenure")
 	if err := os.WriteFile(dump, []byte("#!/bin/sh\nprintf '%s\\0' \"$@\"\n"), 0o700); err != nil {
 		t.Fatal(err)
