@@ -14,7 +14,7 @@ GOTEST := go run github.com/tenurelib/tenure/internal/testkit/gotest
 test: format ## gofmt, vet and the quick tests of this module and its proof, on nothing but Go
 	go vet ./...
 	@$(GOTEST) -short -count=1 -vet=off ./...
-	@cd proof && $(GOTEST) -short -count=1 -vet=off ./databases ./docs ./kills ./model ./mutants ./sim
+	@cd proof && $(GOTEST) -short -count=1 -vet=off ./databases ./docs ./model ./mutants ./sim
 	@echo "Not looked for: data races, what staticcheck finds, and other modules (make check); what the documents promise (make docs)."
 
 .PHONY: docs
