@@ -71,7 +71,7 @@ func (l *Lease) acquire(ctx context.Context, by caller, likelyFree, steal bool) 
 	case err != nil:
 		return nil, err
 	}
-	return nil, l.held(read)
+	return nil, l.heldError(read)
 }
 
 // takeOver begins a term in place of the record that stands, if this lease may take it
@@ -84,7 +84,7 @@ func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, err
 	case err != nil:
 		return nil, err
 	}
-	held := l.held(read)
+	held := l.heldError(read)
 	from := held.Holding
 	if !steal || held.canExpireIn > 0 { // the rules are CanExpireIn and SettlesIn of package sighting
 		switch removed, err := l.removeOrphan(ctx, by, read); {
@@ -135,7 +135,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 			Witness:      witness,
 		}.Encode(),
 	}
-	term.at.begins(on)
+	term.at.startAcquire(on)
 	if len(predecessors) > 0 {
 		term.predecessors.Store(&predecessors)
 	}
@@ -152,7 +152,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 		return nil, err
 	}
 	term.token = obj.Version
-	term.at.begun(obj.Version, on)
+	term.at.acquired(obj.Version, on)
 	term.trust.Store(newTrust(attempt, term.trusted))
 	l.memory.Began(id)
 	if newest := l.memory.SawVersion(obj.Version); obj.Version <= newest {
@@ -220,7 +220,7 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 			return l.tooLate(ctx, term)
 		}
 		attempt := term.clock()
-		version, on, cond := term.at.writes()
+		version, on, cond := term.at.startRenewal()
 		obj, err := l.put(ctx, l.object(term, on), cond)
 		if objects.Answered(err) {
 			term.at.refused(version)
@@ -380,7 +380,7 @@ func (l *Lease) resumable(ctx context.Context, id string) (reading, error) {
 	case read.stored.Sealed():
 		return read, &LostError{Key: l.cfg.Key, To: &read.holding, why: "is being ended by the process that began it"}
 	case read.settlesIn(l) > 0: // another term, whose record is lost, may be valid
-		return read, l.held(read)
+		return read, l.heldError(read)
 	}
 	return read, nil
 }

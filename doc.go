@@ -80,8 +80,8 @@
 //   - if two clocks' rates differ by more than Margin/TTL, or a suspended machine's wall
 //     clock is set back;
 //   - if the database's clock is set ahead: records look expired. With [Observed] they don't;
-//   - if the database loses a committed write, as in a failover to a lagging replica, or if the
-//     record is deleted, or restored from a backup, while replicas run;
+//   - if the record is deleted, or restored from a backup, or if the database loses committed
+//     writes without a failover that it knows of, as by a snapshot of its volume, while replicas run;
 //   - if a machine or process that holds the lease is copied, until either copy renews: the
 //     other then finds a renewal that is not its own. Fencing can't tell the copies apart,
 //     because both have the same term;

@@ -44,17 +44,17 @@ func (t *Term) Fence() (*objects.Fence, error) {
 	}, nil
 }
 
-// fencedOut ends a term whose record is not, or no longer, the lease's. Now is the record that
-// stands in its place; nil: none. If that record is not known, why says the reason.
-func (t *Term) fencedOut(now *objects.Row, why error) error {
+// fencedOut ends a term whose record is not, or no longer, the lease's. Current is the record that
+// stands in its place; nil: none. ReadErr is why that record could not be read.
+func (t *Term) fencedOut(current *objects.Row, readErr error) error {
 	switch {
-	case why != nil:
+	case readErr != nil:
 		t.end(ErrLost)
-		return fmt.Errorf("%w (its record can't be read: %w)", ErrLost, why)
-	case now == nil:
+		return fmt.Errorf("%w (its record can't be read: %w)", ErrLost, readErr)
+	case current == nil:
 		return t.lostTo(&LostError{Key: t.key})
 	default:
-		return t.lostToRecord(objectOf(*now))
+		return t.lostToRecord(objectOf(*current))
 	}
 }
 
@@ -85,7 +85,8 @@ func fenceOf(op string, guard Guard) (*objects.Fence, error) {
 }
 
 // Fencer is implemented by stores that can make their writes depend on a right: all stores of
-// this module except [Static].
+// this module except [Static]. The database itself refuses the write; the statement recordFence of
+// internal/pgobjects and the query of that name in internal/sqliteobjects say by what.
 type Fencer interface {
 	// Fence returns the same store, except that its PutIf and DeleteIf succeed only while the
 	// guard's right stands; otherwise they return [ErrLost] and write nothing. A [*Term]'s

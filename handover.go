@@ -72,7 +72,7 @@ func (l *Lease) ReleaseDead(ctx context.Context, witness string, minAge time.Dur
 		case err != nil:
 			return false, err
 		case r.settlesIn(l) > 0:
-			return false, l.held(r)
+			return false, l.heldError(r)
 		case h.resumed:
 			return false, fmt.Errorf("tenure: release dead %s: %w: the term was resumed by another process", l.cfg.Key, ErrHeld)
 		}

@@ -109,26 +109,26 @@ func TestWhichVersionsOfItsRecordATermTakesForItsOwn(t *testing.T) {
 	}{
 		"its last":                              {func(*position) {}, 10, 10, false, nil, true, 10},
 		"a later one, by a copy":                {func(*position) {}, 11, 10, false, nil, false, 10},
-		"a later one, a write being unanswered": {func(p *position) { p.writes() }, 11, 10, false, nil, true, 11},
-		"the same, when it was refused":         {func(p *position) { version, _, _ := p.writes(); p.refused(version) }, 11, 10, false, nil, false, 10},
-		"the same, of a resumed term":           {func(p *position) { p.writes() }, 11, 10, true, nil, false, 10},
+		"a later one, a write being unanswered": {func(p *position) { p.startRenewal() }, 11, 10, false, nil, true, 11},
+		"the same, when it was refused":         {func(p *position) { version, _, _ := p.startRenewal(); p.refused(version) }, 11, 10, false, nil, false, 10},
+		"the same, of a resumed term":           {func(p *position) { p.startRenewal() }, 11, 10, true, nil, false, 10},
 		"a request's, made to its last":         {func(*position) {}, 11, 10, false, &record.Request{Version: 10}, true, 11},
 		"a request's, made to a copy's":         {func(*position) {}, 12, 10, false, &record.Request{Version: 11}, false, 10},
-		"an earlier one, after a failover":      {func(p *position) { p.vouches(20, here) }, 10, 20, false, nil, true, 10},
-		"an earlier one, by a slow read":        {func(p *position) { p.vouches(20, here) }, 10, 10, false, nil, true, 20},
+		"an earlier one, after a failover":      {func(p *position) { p.confirmRenewal(20, here) }, 10, 20, false, nil, true, 10},
+		"an earlier one, by a slow read":        {func(p *position) { p.confirmRenewal(20, here) }, 10, 10, false, nil, true, 20},
 		"the second write after a refusal of the first is in doubt": {func(p *position) {
-			p.writes()
-			version, _, _ := p.writes()
+			p.startRenewal()
+			version, _, _ := p.startRenewal()
 			p.refused(version)
 		}, 11, 10, false, nil, true, 11},
 		"a write that expected an earlier version is not": {func(p *position) {
-			p.writes()
-			p.vouches(20, here)
+			p.startRenewal()
+			p.confirmRenewal(20, here)
 		}, 21, 20, false, nil, false, 20},
 	} {
 		var p position
-		p.begins(here)
-		p.begun(10, here)
+		p.startAcquire(here)
+		p.acquired(10, here)
 		test.since(&p)
 		require.Equal(t, test.ours, p.recognise(test.known, test.seen, test.resumed, test.request), name)
 		version, _ := p.last()
@@ -136,19 +136,19 @@ func TestWhichVersionsOfItsRecordATermTakesForItsOwn(t *testing.T) {
 	}
 
 	var p position
-	p.begins(here)
-	p.begun(10, here)
-	p.vouches(20, here)
-	p.reasserts(0, there)
+	p.startAcquire(here)
+	p.acquired(10, here)
+	p.confirmRenewal(20, here)
+	p.noteLost(0, there)
 	require.Equal(t, here, p.vouchedBy(), "a record that was seen vouches for nothing")
-	_, on, cond := p.writes()
+	_, on, cond := p.startRenewal()
 	require.Equal(t, there, on)
 	require.NoError(t, cond.CheckServer("2"))
 	require.ErrorIs(t, cond.CheckServer("1"), ErrMoved)
 	require.Equal(t, int64(20), cond.Least(), "the record is written again above all that its term had")
-	p.vouches(21, there)
-	is, lost := p.failedOver()
+	p.confirmRenewal(21, there)
+	is, lost := p.takeFailover()
 	require.True(t, is && lost)
-	is, lost = p.failedOver()
+	is, lost = p.takeFailover()
 	require.False(t, is || lost, "it is said once")
 }

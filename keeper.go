@@ -331,7 +331,7 @@ func (k *keeper) renew(ctx context.Context) error {
 		return err
 	}
 	k.monitor.renewed(k.term, began, trustLeft)
-	if is, recordLost := k.term.at.failedOver(); is {
+	if is, recordLost := k.term.at.takeFailover(); is {
 		k.monitor.keptOver(k.term, recordLost)
 	}
 	return nil

@@ -212,15 +212,15 @@ func (l *Lease) heldAfter(hints Subscription) *HeldError {
 	if _, ok := l.memory.Orphan(r.holding.Term); ok || l.mayTakeUnexpired(r.holding) {
 		return nil
 	}
-	if held := l.held(r); held.canExpireIn > 0 {
+	if held := l.heldError(r); held.canExpireIn > 0 {
 		return held
 	}
 	return nil
 }
 
-// held returns who holds the lease, and how soon the record can expire: 0 or less if it has
+// heldError returns who holds the lease, and how soon the record can expire: 0 or less if it has
 // expired, so that a standby may steal the lease.
-func (l *Lease) held(r reading) *HeldError {
+func (l *Lease) heldError(r reading) *HeldError {
 	h := record.Holding{Term: r.holding.Term, TTL: r.holding.TTL, Age: r.holding.Age}
 	held := &HeldError{Holding: r.holding, settlesIn: r.settlesIn(l)}
 	held.canExpireIn, held.byAge = l.memory.LastSeen().CanExpireIn(r.stored, h, l.cfg.Expiry == Observed)
@@ -278,7 +278,7 @@ func (l *Lease) isOwn(h Holding) bool {
 // reread looks at the record of a term after a write has found a version that the term does not
 // know. If the record is still the term's, because the answer to a write was lost, reread notes the
 // version and returns nil, as it does if a failover has lost the record. Otherwise it ends the
-// term.
+// term, unless the read failed, or a release of the term may have deleted the record.
 func (l *Lease) reread(ctx context.Context, term *Term) error {
 	known, _ := term.at.last()
 	r, err := l.look(ctx, caller{})
@@ -287,7 +287,7 @@ func (l *Lease) reread(ctx context.Context, term *Term) error {
 	case err != nil && !missing:
 		return err
 	case (missing || !bytes.Equal(r.Payload, term.payload)) && term.Valid() && term.mayReassert(r, !missing):
-		term.at.reasserts(r.Version, r.on)
+		term.at.noteLost(r.Version, r.on)
 		return nil
 	case missing && !term.deleteSent.Load():
 		return term.lostTo(&LostError{Key: l.cfg.Key})
@@ -302,7 +302,7 @@ func (l *Lease) reread(ctx context.Context, term *Term) error {
 		}
 		return term.lostTo(&LostError{Key: l.cfg.Key, To: &r.holding, why: why})
 	}
-	term.at.seen(r.on)
+	term.at.seenIn(r.on)
 	return nil
 }
 
@@ -358,7 +358,7 @@ func (t *Term) compare(ctx context.Context, version int64, on Lineage) error {
 	if t.at.vouchedIn(on) || compare == nil && t.key.Type != objects.SessionType {
 		return nil
 	}
-	t.at.written(version)
+	t.at.advance(version)
 	if compare == nil {
 		return fmt.Errorf("%w: the database has failed over, and only the process that began a session knows its claims", ErrHeld)
 	}

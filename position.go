@@ -16,24 +16,24 @@ type position struct {
 	inDoubt  int     // writes that expect this version and have no answer, or none yet
 	on       Lineage // where the record was last seen
 	vouched  Lineage // of the term's last answered write: Server and Mark
-	moved    bool    // a renewal was the first one in its lineage, and failedOver has not said so
+	moved    bool    // a renewal was the first one in its lineage, and takeFailover has not said so
 	rewrote  bool    // the record was lost before that
 }
 
-// begins notes that the write that begins the term is being sent, in a lineage.
-func (p *position) begins(on Lineage) { p.inDoubt, p.on = 1, on }
+// startAcquire notes that the write that begins the term is being sent, in a lineage.
+func (p *position) startAcquire(on Lineage) { p.inDoubt, p.on = 1, on }
 
-// begun notes the answer to that write.
-func (p *position) begun(version int64, on Lineage) {
+// acquired notes the answer to that write.
+func (p *position) acquired(version int64, on Lineage) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.version, p.greatest, p.inDoubt, p.on, p.vouched = version, version, 0, on, on
 }
 
-// writes notes that a renewal is being sent. It returns the version that the renewal expects, the lineage in which the record was
+// startRenewal notes that a renewal is being sent. It returns the version that the renewal expects, the lineage in which the record was
 // last seen, and the condition for the write. If the store refuses the renewal, the caller calls refused; otherwise the
 // renewal may have landed, or may still land.
-func (p *position) writes() (version int64, on Lineage, cond WriteCondition) {
+func (p *position) startRenewal() (version int64, on Lineage, cond WriteCondition) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.inDoubt++
@@ -53,48 +53,48 @@ func (p *position) refused(version int64) {
 	}
 }
 
-// written notes the version that a renewal has written. Writes that expected an earlier version can no longer land.
-func (p *position) written(version int64) {
+// advance notes the version that a renewal has written. Writes that expected an earlier version can no longer land.
+func (p *position) advance(version int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.isAt(version)
+	p.advanceTo(version)
 }
 
-// vouches notes that a renewal counts, by the lineage in which it was written.
-func (p *position) vouches(version int64, on Lineage) {
+// confirmRenewal notes that a renewal counts, by the lineage in which it was written.
+func (p *position) confirmRenewal(version int64, on Lineage) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.isAt(version)
+	p.advanceTo(version)
 	p.moved, p.vouched = p.moved || p.vouched.Mark != on.Mark, on
 }
 
-// isAt is written for a caller that holds the mutex.
-func (p *position) isAt(version int64) {
+// advanceTo is advance for a caller that holds the mutex.
+func (p *position) advanceTo(version int64) {
 	p.greatest = max(p.greatest, version)
 	if version > p.version {
 		p.version, p.inDoubt = version, 0
 	}
 }
 
-// reasserts notes that a failover has lost the record, and which version stands in its place; 0: none.
-func (p *position) reasserts(version int64, on Lineage) {
+// noteLost notes that a failover has lost the record, and which version stands in its place; 0: none.
+func (p *position) noteLost(version int64, on Lineage) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.version, p.inDoubt, p.on, p.rewrote = version, 0, on, true
 }
 
-// failedOver reports whether the last renewal was the first one since a failover, and whether the record was
-// lost. It returns true only once.
-func (p *position) failedOver() (is, recordLost bool) {
+// takeFailover reports whether the last renewal was the first one since a failover, and whether the record was
+// lost. It reports each failover once.
+func (p *position) takeFailover() (happened, recordLost bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	is, recordLost = p.moved, p.rewrote
+	happened, recordLost = p.moved, p.rewrote
 	p.moved, p.rewrote = false, false
-	return is, recordLost
+	return happened, recordLost
 }
 
-// seen notes in which lineage the record was seen.
-func (p *position) seen(on Lineage) {
+// seenIn notes in which lineage the record was seen.
+func (p *position) seenIn(on Lineage) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.on = on
@@ -136,7 +136,7 @@ func (p *position) recognise(known, version int64, resumed bool, request *record
 	inDoubt := p.inDoubt > 0 && !resumed
 	ours := version <= p.version || inDoubt || request != nil && request.Version <= p.version
 	if ours {
-		p.isAt(version)
+		p.advanceTo(version)
 	}
 	return ours
 }

@@ -249,7 +249,7 @@ func (t *Term) confirm() { t.predecessors.Store(nil) }
 // extend takes the answer to a renewal that was sent at attempt. It returns false if the
 // term was over before the answer came: a late yes is a no.
 func (t *Term) extend(version int64, attempt clock.Reading, on Lineage) bool {
-	t.at.vouches(version, on)
+	t.at.confirmRenewal(version, on)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.Valid() {

@@ -53,7 +53,7 @@ func literal(text string) string {
 	return constant
 }
 
-// server is a number that differs between servers, and after a restart.
+// server is a number that identifies one start of one server.
 const server = "floor(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint"
 
 // words have the same meaning in all statements.
