@@ -5,7 +5,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +19,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/spf13/cobra"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
@@ -28,12 +28,12 @@ import (
 	"github.com/tenurelib/tenure/stores/natstenure"
 )
 
-var statusCommand = command{
-	name:     "status",
-	synopsis: "-store STORE -key NAME [-json]",
-	summary:  "show who holds a lease",
-	about: `
-Status shows what the store knows about a lease: who holds it, since when, and when it was
+func statusCommand(out *output) *cobra.Command {
+	o := &options{}
+	c := &cobra.Command{
+		Use:   "status --store STORE --key NAME",
+		Short: "show who holds a lease",
+		Long: `Status shows what the store knows about a lease: who holds it, since when, and when it was
 last renewed. A lease that is not renewed expires, and then any replica may take it.
 The store does not record the term's token itself, but an upper bound.
 NATS, etcd and Kubernetes have no clock: there, the age of a renewal is taken from the
@@ -47,40 +47,31 @@ the lease, status also names the replicas that are drained.
 The exit status is 0 if the lease is held; 3 if it is free, because it was released,
 offered, or has expired; and 4 if the store knows nothing of it, because it was never held,
 was released over a day ago, or one process has the file to itself.`,
-	flags: storeFlags + "key json",
-	check: (*options).checkKey,
-	act: func(ctx context.Context, o *options, out *output, _ []string) error {
-		return o.store.reading(ctx, out, func(ctx context.Context, store database, out *output) error {
-			view, err := readLease(ctx, store, o.key())
-			if err == nil && view.State == stateFree {
-				view.State, err = o.store.freeOrUnused(ctx, store, o.key())
-			}
-			if p := o.store.alone(); p != nil && view.State != stateHeld && (err == nil || errors.As(err, new(*objects.NoTable))) {
-				view.Key, view.State, view.Exclusive, err = o.key().String(), stateExclusive, p, nil
-			}
-			if err != nil {
-				return err
-			}
-			if view.State != stateHeld {
-				marks, _ := tenure.Drains(ctx, store) // some stores can't list
-				for _, d := range marks {
-					view.Drained = append(view.Drained, d.Replica)
+		PreRunE: func(*cobra.Command, []string) error { return o.checkKey() },
+		RunE: func(c *cobra.Command, _ []string) error {
+			return o.store.reading(c.Context(), out, func(ctx context.Context, store database, out *output) error {
+				view, err := readLease(ctx, store, o.key())
+				if err == nil && view.State == stateFree {
+					view.State, err = o.store.freeOrUnused(ctx, store, o.key())
 				}
-			}
-			return cmp.Or(o.show(out, view), view.exitStatus())
-		})
-	},
-}
-
-// view is what a command shows to people and programs.
-type view interface{ print(w io.Writer) error }
-
-// show prints a view, as JSON if that is what was asked for.
-func (o *options) show(out *output, v view) error {
-	if o.json {
-		return json.NewEncoder(out.stdout).Encode(v)
+				if p := o.store.alone(); p != nil && view.State != stateHeld && (err == nil || errors.As(err, new(*objects.NoTable))) {
+					view.Key, view.State, view.Exclusive, err = o.key().String(), stateExclusive, p, nil
+				}
+				if err != nil {
+					return err
+				}
+				if view.State != stateHeld {
+					marks, _ := tenure.Drains(ctx, store) // some stores can't list
+					for _, d := range marks {
+						view.Drained = append(view.Drained, d.Replica)
+					}
+				}
+				return cmp.Or(o.show(out, view), view.exitStatus())
+			})
+		},
 	}
-	return v.print(out.stdout)
+	o.leaseFlags(c)
+	return c
 }
 
 // sheet is a table that Flush prints.
