@@ -513,6 +513,42 @@ func TestTheExitStatusOfStatusTellsWhetherTheLeaseIsHeld(t *testing.T) {
 	})
 }
 
+func TestStatusOfAMistypedTypeNamesTheTypesThatHaveTheLease(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		s.ask(t, "migrate")
+		if got := s.ask(t, "status"); strings.Contains(got, "note") {
+			t.Errorf("in an empty store the status is\n%s", got)
+		}
+		store := s.open(t)
+		acquire := func(kind string) {
+			t.Helper()
+			lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: kind, ID: "svc"}, TTL: time.Minute})
+			if err == nil {
+				_, err = lease.TryAcquire(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		acquire("job")
+		acquire("cron")
+		if _, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "order", ID: "svc"}, Payload: []byte(`{}`)}, tenure.IfAbsent()); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.ask(t, "status"); !strings.HasSuffix(got, "\nnote   other types have a lease svc: cron, job (is --key TYPE/svc meant?)\n") {
+			t.Errorf("the status is\n%s", got)
+		}
+		if got := s.ask(t, "status", "--json"); strings.Contains(got, "cron") {
+			t.Errorf("the status is %s", got)
+		}
+		acquire(defaultType)
+		if got := s.ask(t, "status"); strings.Contains(got, "note") {
+			t.Errorf("a lease that is held has the status\n%s", got)
+		}
+	})
+}
+
 func TestHandoverWaitsUntilTheReplicaHoldsTheLease(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *site) {

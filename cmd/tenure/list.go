@@ -141,7 +141,7 @@ func (s *storeFlag) listAllLeases(ctx context.Context, store database, out *outp
 	slices.Sort(types)
 	views := leaseList{}
 	for _, kind := range types {
-		if kind == objects.SessionType || kind == objects.LineageType || kind == objects.DrainType || (tenure.Key{Type: kind, ID: "any"}).Validate() != nil {
+		if !mayHaveLeases(kind) {
 			continue
 		}
 		read := 0
@@ -164,6 +164,11 @@ func (s *storeFlag) listAllLeases(ctx context.Context, store database, out *outp
 		}
 	}
 	return views, nil
+}
+
+// mayHaveLeases reports whether objects of a type may be leases.
+func mayHaveLeases(kind string) bool {
+	return kind != objects.SessionType && kind != objects.LineageType && kind != objects.DrainType && (tenure.Key{Type: kind, ID: "any"}).Validate() == nil
 }
 
 // isLease reports whether an object is the record of a lease. The payload of another object may be anything.

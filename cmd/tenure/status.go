@@ -60,6 +60,9 @@ was released over a day ago, or one process has the file to itself.`,
 				if err != nil {
 					return err
 				}
+				if view.State == stateFree || view.State == stateUnused {
+					view.types = o.store.typesWith(ctx, store, o.key())
+				}
 				if view.State != stateHeld {
 					marks, _ := tenure.Drains(ctx, store) // some stores can't list
 					for _, d := range marks {
@@ -145,6 +148,26 @@ func (s *storeFlag) freeOrUnused(ctx context.Context, store database, key tenure
 	return stateUnused, err
 }
 
+// typesWith returns the types of leases that have the ID of a key without a lease, in case the type is wrong. What can't be
+// read in a part of the time that the command has, is left out.
+func (s *storeFlag) typesWith(ctx context.Context, store database, key tenure.Key) (with []string) {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout/2)
+	defer cancel()
+	types, _ := s.typesOf(ctx, store, mostTypes)
+	slices.Sort(types)
+	for _, kind := range types {
+		if !mayHaveLeases(kind) {
+			continue
+		}
+		if obj, err := store.Get(ctx, tenure.Key{Type: kind, ID: key.ID}); err == nil && isLease(obj) {
+			if with = append(with, printable(kind)); len(with) == 5 { // enough to see the mistake
+				break
+			}
+		}
+	}
+	return with
+}
+
 // keyHint is for a lease without a record. List has none of these.
 const keyHint = "is the key right? tenure list shows the leases that are held"
 
@@ -169,6 +192,8 @@ type leaseView struct {
 	RunningSince *time.Time   `json:"running_since,omitempty"` // by the holder's clock: when a run of its job began that has lasted for a TTL
 	Exclusive    *soleProcess `json:"exclusive,omitempty"`
 	Drained      []string     `json:"drained,omitempty"` // the drained replicas, if the lease is not held; only status tells
+
+	types []string // of leases with the ID of a key without one; only status tells people
 }
 
 // readLease reads a lease from the store. A lease without a holder is not an error.
@@ -245,6 +270,10 @@ func (v leaseView) print(w io.Writer) error {
 	table.line("state", "%s", v.expiry())
 	if len(v.Drained) > 0 {
 		table.line("drained", "%s", printable(strings.Join(v.Drained, ", ")))
+	}
+	if len(v.types) > 0 {
+		_, id, _ := strings.Cut(v.Key, "/")
+		table.line("note", "other types have a lease %[1]s: %[2]s (is --key TYPE/%[1]s meant?)", printable(id), strings.Join(v.types, ", "))
 	}
 	switch v.State {
 	case stateFree, stateUnused, stateExclusive: // there is no record
