@@ -42,7 +42,7 @@ func TestConfigReturnsTheDefaultsToo(t *testing.T) {
 	require.Equal(t, map[string]string{"k": "v"}, lease.Config().Labels)
 
 	named := testkit.Must(tenure.NewLease(storetest.NewMem(), tenure.LeaseConfig{Key: tenure.Key{ID: "sweeper"}}))
-	require.Equal(t, tenure.Key{Type: "lease", ID: "sweeper"}, named.Key(), "as tenure status -key sweeper has it")
+	require.Equal(t, tenure.Key{Type: "lease", ID: "sweeper"}, named.Key(), "as tenure status --key sweeper has it")
 
 	coordinator, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{})
 	require.NoError(t, err)

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 )
@@ -25,35 +27,38 @@ const countClaimsTo = 100_000
 // stateGone is the state of a session without a record, and of what it owned: that is free.
 const stateGone = "gone"
 
-var ownerCommand = command{
-	name:     "owner",
-	synopsis: "-store STORE -key KIND/ID [-json]",
-	summary:  "show which session owns a key (package claims)",
-	about: `
-Owner shows who owns a key of package claims, or a row of a queue, with the table as KIND:
+func ownerCommand(out *output) *cobra.Command {
+	o := &options{}
+	c := &cobra.Command{
+		Use:   "owner --store STORE --key KIND/ID",
+		Short: "show which session owns a key (package claims)",
+		Long: `Owner shows who owns a key of package claims, or a row of a queue, with the table as KIND:
 the session, its process's name and labels, and the claim's token.
 
 The exit status is 0 if the key is owned; 3 if it is free, because it was released or its
 owner's session has expired or is gone; and 4 if the store knows nothing of the key, because
 it was never claimed or has been free for more than a day. The store knows a queue once a
 session has taken a row of it.`,
-	flags:  storeFlags + "key json",
-	usages: map[string]string{"key": "the key, as `KIND/ID`"},
-	check: func(o *options) error {
-		if kind, id, _ := strings.Cut(o.keyName, "/"); kind == "" || id == "" {
-			return usageError("no key: give -key KIND/ID")
-		}
-		return o.checkKey()
-	},
-	act: func(ctx context.Context, o *options, out *output, _ []string) error {
-		return o.store.reading(ctx, out, func(ctx context.Context, store database, out *output) error {
-			view, err := readOwner(ctx, store, o.key())
-			if err != nil {
-				return err
+		PreRunE: func(*cobra.Command, []string) error {
+			if kind, id, _ := strings.Cut(o.keyName, "/"); kind == "" || id == "" {
+				return usageError("no key: give --key KIND/ID")
 			}
-			return cmp.Or(o.show(out, view), leaseView{State: view.State}.exitStatus())
-		})
-	},
+			return o.checkKey()
+		},
+		RunE: func(c *cobra.Command, _ []string) error {
+			return o.store.reading(c.Context(), out, func(ctx context.Context, store database, out *output) error {
+				view, err := readOwner(ctx, store, o.key())
+				if err != nil {
+					return err
+				}
+				return cmp.Or(o.show(out, view), leaseView{State: view.State}.exitStatus())
+			})
+		},
+	}
+	o.storeFlags(c)
+	c.Flags().StringVar(&o.keyName, "key", "", "the key, as `KIND/ID`")
+	o.jsonFlag(c)
+	return c
 }
 
 // backend is a store that has the tables for claims.
@@ -232,7 +237,7 @@ func listSessions(ctx context.Context, store database) (sessions sessionList, un
 	return sessions, unread, nil
 }
 
-// sessionList is what list -sessions shows.
+// sessionList is what list --sessions shows.
 type sessionList []sessionView
 
 func (l sessionList) print(w io.Writer) error {

@@ -55,7 +55,7 @@ func TestOwnerTellsWhoOwnsAKey(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, s *site) {
 		owner := func(key string, want int, lines ...string) (v ownerView) {
 			t.Helper()
-			status, stdout, stderr := tenureCommand(t, "owner", "-store", s.store, "-key", key)
+			status, stdout, stderr := tenureCommand(t, "owner", "--store", s.store, "--key", key)
 			for _, line := range lines {
 				if !regexp.MustCompile(`(?m)^` + line + `$`).MatchString(stdout) {
 					t.Errorf("it prints no %q:\n%s", line, stdout)
@@ -64,9 +64,9 @@ func TestOwnerTellsWhoOwnsAKey(t *testing.T) {
 			if status != want || stderr != "" {
 				t.Errorf("exit status %d and %q, want %d", status, stderr, want)
 			}
-			status, stdout, _ = tenureCommand(t, "owner", "-store", s.store, "-key", key, "-json")
+			status, stdout, _ = tenureCommand(t, "owner", "--store", s.store, "--key", key, "--json")
 			if err := json.Unmarshal([]byte(stdout), &v); err != nil || status != want || v.Key != key {
-				t.Errorf("-json: exit status %d, %v, %s", status, err, stdout)
+				t.Errorf("--json: exit status %d, %v, %s", status, err, stdout)
 			}
 			return v
 		}
@@ -127,7 +127,7 @@ func TestListShowsSessionsAndWhatTheyOwn(t *testing.T) {
 	t.Parallel()
 	eachDatabase(t, func(t *testing.T, s *site) {
 		s.ask(t, "migrate")
-		if got := s.ask(t, "list", "-sessions", "-json"); got != "[]\n" {
+		if got := s.ask(t, "list", "--sessions", "--json"); got != "[]\n" {
 			t.Errorf("at first the list is %q", got)
 		}
 		a, tenants, stop := s.startSession(t, "a")
@@ -146,7 +146,7 @@ func TestListShowsSessionsAndWhatTheyOwn(t *testing.T) {
 		list := func(args ...string) (text string) {
 			eventually(t, soon, "what is not freed yet is listed", func() bool { // b's first look may free it
 				s.exec(t, `INSERT INTO objects_claims (kind, id, session, token) VALUES ('tenant', 'lost', 'buried', 1) ON CONFLICT (kind, id) DO UPDATE SET session = 'buried'`)
-				text = s.ask(t, "list", append([]string{"-sessions"}, args...)...)
+				text = s.ask(t, "list", append([]string{"--sessions"}, args...)...)
 				return strings.Contains(text, "buried")
 			})
 			return text
@@ -168,7 +168,7 @@ func TestListShowsSessionsAndWhatTheyOwn(t *testing.T) {
 		}
 		sessions := func() (views []sessionView) {
 			t.Helper()
-			if err := json.Unmarshal([]byte(list("-json")), &views); err != nil {
+			if err := json.Unmarshal([]byte(list("--json")), &views); err != nil {
 				t.Fatal(err)
 			}
 			return views
@@ -194,29 +194,29 @@ func TestWithoutTheTableOfClaimsThereAreNoSessions(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, s *site) {
 		s.ask(t, "migrate")
 		s.exec(t, `DROP TABLE objects_claims`) // as an earlier version leaves it
-		if status, stdout, stderr := tenureCommand(t, "list", "-sessions", "-store", s.store); status != 0 || strings.Count(stdout, "\n") != 1 || stderr != "no sessions: no program uses package claims here\n" {
+		if status, stdout, stderr := tenureCommand(t, "list", "--sessions", "--store", s.store); status != 0 || strings.Count(stdout, "\n") != 1 || stderr != "no sessions: no program uses package claims here\n" {
 			t.Errorf("list: exit status %d, %q and %q", status, stdout, stderr)
 		}
-		if status, _, stderr := tenureCommand(t, "owner", "-key", "tenant/acme", "-store", s.store); status != exitUnused || stderr != "" {
+		if status, _, stderr := tenureCommand(t, "owner", "--key", "tenant/acme", "--store", s.store); status != exitUnused || stderr != "" {
 			t.Errorf("owner: exit status %d and %q", status, stderr)
 		}
-		for _, args := range [][]string{{"list", "-sessions"}, {"owner", "-key", "tenant/acme"}} {
-			if status, _, stderr := tenureCommand(t, append(args, "-store", s.store, "-table", "none")...); status != 1 || !strings.HasSuffix(stderr, "run \"tenure migrate -table 'none'\"\n") {
+		for _, args := range [][]string{{"list", "--sessions"}, {"owner", "--key", "tenant/acme"}} {
+			if status, _, stderr := tenureCommand(t, append(args, "--store", s.store, "--table", "none")...); status != 1 || !strings.HasSuffix(stderr, "run \"tenure migrate --table 'none'\"\n") {
 				t.Errorf("%v without any table: exit status %d and %q", args, status, stderr)
 			}
 		}
-		other := []string{"-table", "leases"}
+		other := []string{"--table", "leases"}
 		if isPostgres(s.store) {
-			other = append(other, "-schema", "else where")
+			other = append(other, "--schema", "else where")
 		}
 		s.ask(t, "migrate", other...)
-		if got := s.ask(t, "list", append(other, "-sessions", "-json")...); got != "[]\n" {
+		if got := s.ask(t, "list", append(other, "--sessions", "--json")...); got != "[]\n" {
 			t.Errorf("in another table the list is %q", got)
 		}
-		if status, _, stderr := tenureCommand(t, append([]string{"list", "-sessions", "-store", s.store}, other...)...); status != 0 || stderr != "no sessions\n" {
+		if status, _, stderr := tenureCommand(t, append([]string{"list", "--sessions", "--store", s.store}, other...)...); status != 0 || stderr != "no sessions\n" {
 			t.Errorf("in another table: exit status %d and %q", status, stderr)
 		}
-		if status, _, stderr := tenureCommand(t, append([]string{"owner", "-store", s.store, "-key", "tenant/acme"}, other...)...); status != 4 || stderr != "" {
+		if status, _, stderr := tenureCommand(t, append([]string{"owner", "--store", s.store, "--key", "tenant/acme"}, other...)...); status != 4 || stderr != "" {
 			t.Errorf("in another table: exit status %d and %q", status, stderr)
 		}
 	})
@@ -229,14 +229,14 @@ func TestAKindIsCountedUpToALimit(t *testing.T) {
 	s.ask(t, "migrate")
 	s.exec(t, `WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i <= 100000)
 		INSERT INTO objects_claims (kind, id, session, token) SELECT 'tenant', i, 's', i FROM n`)
-	if got := s.ask(t, "list", "-sessions"); !strings.Contains(got, " tenant 100000+ ") {
+	if got := s.ask(t, "list", "--sessions"); !strings.Contains(got, " tenant 100000+ ") {
 		t.Errorf("the list is\n%s", got)
 	}
-	if got := s.ask(t, "list", "-sessions", "-json"); !strings.Contains(got, `{"kind":"tenant","claims":100000,"more":true}`) {
+	if got := s.ask(t, "list", "--sessions", "--json"); !strings.Contains(got, `{"kind":"tenant","claims":100000,"more":true}`) {
 		t.Errorf("the list is %s", got)
 	}
 	s.exec(t, `DELETE FROM objects_claims WHERE id = '7'`)
-	if got := s.ask(t, "list", "-sessions", "-json"); !strings.Contains(got, `{"kind":"tenant","claims":100000}`) {
+	if got := s.ask(t, "list", "--sessions", "--json"); !strings.Contains(got, `{"kind":"tenant","claims":100000}`) {
 		t.Errorf("the list is %s", got)
 	}
 }
@@ -283,16 +283,16 @@ func TestTheRowsOfQueuesAreShown(t *testing.T) {
 			t.Fatal(got, err)
 		}
 		eventually(t, soon, "the queue is known", func() bool {
-			return strings.Contains(s.ask(t, "list", "-sessions"), "runs 2, tenant 1")
+			return strings.Contains(s.ask(t, "list", "--sessions"), "runs 2, tenant 1")
 		})
 		for key, want := range map[string]int{"runs/17": 0, "runs/18": 3, "runs/19": 4, "walks/17": 4} {
-			status, stdout, stderr := tenureCommand(t, "owner", "-store", s.store, "-key", key)
+			status, stdout, stderr := tenureCommand(t, "owner", "--store", s.store, "--key", key)
 			if status != want || stderr != "" || want == 0 && !strings.Contains(stdout, session.ID()) {
 				t.Errorf("%s: exit status %d, %s and %s", key, status, stdout, stderr)
 			}
 		}
 		s.exec(t, `DROP TABLE runs`)
-		if status, stdout, stderr := tenureCommand(t, "list", "-store", s.store, "-sessions"); status != 0 || !strings.Contains(stdout, "tenant 1") || !strings.Contains(stderr, "runs") || strings.Count(stderr, "\n") != 1 {
+		if status, stdout, stderr := tenureCommand(t, "list", "--store", s.store, "--sessions"); status != 0 || !strings.Contains(stdout, "tenant 1") || !strings.Contains(stderr, "runs") || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("without the table: exit status %d, %s and %s", status, stdout, stderr)
 		}
 	})
@@ -322,30 +322,30 @@ func TestDrainFindsTheReplicaOfASession(t *testing.T) {
 		}
 		command := func(want int, wantOut, wantErr string, args ...string) {
 			t.Helper()
-			status, stdout, stderr := tenureCommand(t, append([]string{"drain", "-store", s.store}, args...)...)
+			status, stdout, stderr := tenureCommand(t, append([]string{"drain", "--store", s.store}, args...)...)
 			if status != want || !strings.Contains(stdout, wantOut) || !strings.Contains(stderr, wantErr) || wantErr == "" && stderr != "" {
 				t.Errorf("%v: exit status %d, %q and %q; want %d, %q and %q", args, status, stdout, stderr, want, wantOut, wantErr)
 			}
 		}
-		command(1, "", "a is the only replica with a session", "-session", a.ID())
-		command(1, "", "there is no session nobody", "-session", "nobody")
+		command(1, "", "a is the only replica with a session", "--session", a.ID())
+		command(1, "", "there is no session nobody", "--session", "nobody")
 		b, others, stop := s.startSession(t, "b")
 		if _, err := others.TryClaim(t.Context(), "globex"); err != nil { // waits for the session
 			t.Fatal(err)
 		}
 		idOfB := b.ID()
-		command(0, "\na ", "", "-session", a.ID())
+		command(0, "\na ", "", "--session", a.ID())
 		eventually(t, soon, "b gets what a has given back", func() bool {
 			got, err := others.TryClaim(t.Context(), "acme", "umbrella")
 			return err == nil && len(got) == 1 && got[0].Key == claim[1].Key
 		})
-		command(1, "\na ", "a still holds 1 of tenant: it has not stopped yet, has vanished, or does not follow the mark (its program must set CoordinatorConfig.Drain", "-session", a.ID(), "-wait", "1s")
+		command(1, "\na ", "a still holds 1 of tenant: it has not stopped yet, has vanished, or does not follow the mark (its program must set CoordinatorConfig.Drain", "--session", a.ID(), "--wait", "1s")
 		if err := claims.ReleaseDetached(t.Context(), store, claim[0]); err != nil {
 			t.Fatal(err)
 		}
-		command(0, "\na ", "", "-session", a.ID(), "-wait", "1m")
+		command(0, "\na ", "", "--session", a.ID(), "--wait", "1m")
 		stop()
-		command(1, "", "there is no session "+idOfB, "-session", idOfB)
-		command(0, "\nb ", "b holds nothing and has no session; the store does not know", "-replica", "b", "-force")
+		command(1, "", "there is no session "+idOfB, "--session", idOfB)
+		command(0, "\nb ", "b holds nothing and has no session; the store does not know", "--replica", "b", "--force")
 	})
 }

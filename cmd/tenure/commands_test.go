@@ -55,9 +55,9 @@ func eachDatabase(t *testing.T, test func(t *testing.T, s *site)) {
 // that is not held is a success.
 func (s *site) ask(t *testing.T, command string, args ...string) string {
 	t.Helper()
-	args = append([]string{command, "-store", s.store}, args...)
+	args = append([]string{command, "--store", s.store}, args...)
 	if command != "list" && command != "migrate" {
-		args = append(args, "-key", "svc")
+		args = append(args, "--key", "svc")
 	}
 	status, stdout, stderr := tenureCommand(t, args...)
 	if status != 0 && !(command == "status" && (status == exitFree || status == exitUnused)) || stderr != "" && stderr != "no sessions\n" {
@@ -66,10 +66,10 @@ func (s *site) ask(t *testing.T, command string, args ...string) string {
 	return stdout
 }
 
-// view returns what status -json prints.
+// view returns what status --json prints.
 func (s *site) view(t *testing.T) (v leaseView) {
 	t.Helper()
-	if err := json.Unmarshal([]byte(s.ask(t, "status", "-json")), &v); err != nil {
+	if err := json.Unmarshal([]byte(s.ask(t, "status", "--json")), &v); err != nil {
 		t.Fatal(err)
 	}
 	return v
@@ -82,19 +82,19 @@ func TestCommandsShowMoveAndWatchALease(t *testing.T) {
 		if got := s.ask(t, "migrate"); !strings.HasSuffix(got, " is ready\n") {
 			t.Errorf("migrate: %q", got)
 		}
-		if got := s.ask(t, "migrate", "-json"); !strings.HasPrefix(got, `{"migrated":"`) {
-			t.Errorf("migrate -json: %q", got)
+		if got := s.ask(t, "migrate", "--json"); !strings.HasPrefix(got, `{"migrated":"`) {
+			t.Errorf("migrate --json: %q", got)
 		}
 		if v := s.view(t); v.State != stateUnused || v.Key != key {
 			t.Errorf("at first the status is %+v", v)
 		}
-		if got := s.ask(t, "list", "-json"); got != "[]\n" {
+		if got := s.ask(t, "list", "--json"); got != "[]\n" {
 			t.Errorf("at first the list is %q", got)
 		}
-		if status, _, stderr := tenureCommand(t, "resign", "-store", s.store, "-key", "svc"); status != 1 || stderr != "tenure resign: nobody holds "+key+"; "+keyHint+"\n" {
+		if status, _, stderr := tenureCommand(t, "resign", "--store", s.store, "--key", "svc"); status != 1 || stderr != "tenure resign: nobody holds "+key+"; "+keyHint+"\n" {
 			t.Errorf("resign with no holder: exit status %d, %q", status, stderr)
 		}
-		lines, changes := s.watch(t), s.watch(t, "-json")
+		lines, changes := s.watch(t), s.watch(t, "--json")
 		awaitWatched := func(holder string) {
 			t.Helper()
 			eventually(t, soon, "watch shows "+holder, func() bool {
@@ -125,25 +125,25 @@ func TestCommandsShowMoveAndWatchALease(t *testing.T) {
 			t.Errorf("the list is\n%s", got)
 		}
 		var list []leaseView
-		if err := json.Unmarshal([]byte(s.ask(t, "list", "-json")), &list); err != nil || len(list) != 1 || list[0].Term != v.Term {
+		if err := json.Unmarshal([]byte(s.ask(t, "list", "--json")), &list); err != nil || len(list) != 1 || list[0].Term != v.Term {
 			t.Errorf("the list is %+v, %v", list, err)
 		}
-		if got := s.ask(t, "list", "-type", "other", "-json"); got != "[]\n" {
+		if got := s.ask(t, "list", "--type", "other", "--json"); got != "[]\n" {
 			t.Errorf("the list of another type is %q", got)
 		}
 		awaitWatched("a")
 
-		if got := s.ask(t, "handover", "-to", "c"); got != "asked a to hand "+key+" over to c (the store does not know whether a replica of that name stands by; -wait tells)\n" {
+		if got := s.ask(t, "handover", "--to", "c"); got != "asked a to hand "+key+" over to c (the store does not know whether a replica of that name stands by; --wait tells)\n" {
 			t.Errorf("handover: %q", got)
 		}
 		if next := s.awaitStart(t, 1); next.holder != "c" {
 			t.Errorf("it was handed over to %s", next.holder)
 		}
 		awaitWatched("c")
-		if got := s.ask(t, "handover", "-to", "c"); got != "c already holds "+key+"\n" {
+		if got := s.ask(t, "handover", "--to", "c"); got != "c already holds "+key+"\n" {
 			t.Errorf("a second handover: %q", got)
 		}
-		if got := s.ask(t, "resign", "-json"); got != `{"key":"`+key+`","holder":"c"}`+"\n" {
+		if got := s.ask(t, "resign", "--json"); got != `{"key":"`+key+`","holder":"c"}`+"\n" {
 			t.Errorf("resign: %q", got)
 		}
 		next := s.awaitStart(t, 2)
@@ -189,7 +189,7 @@ func (s *site) watch(t *testing.T, args ...string) *buffer {
 	var stdout, stderr buffer
 	done := make(chan int)
 	go func() {
-		done <- run(ctx, append([]string{"watch", "-store", s.store, "-key", "svc"}, args...), &stdout, &stderr)
+		done <- run(ctx, append([]string{"watch", "--store", s.store, "--key", "svc"}, args...), &stdout, &stderr)
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -215,12 +215,12 @@ func TestAStoreThatIsDownIsReportedWithExitStatus1(t *testing.T) {
 			}
 			t.Run(command+" "+filepath.Base(store), func(t *testing.T) {
 				t.Parallel()
-				args := []string{command, "-store", store}
+				args := []string{command, "--store", store}
 				if command != "list" && command != "migrate" {
-					args = append(args, "-key", "type/svc")
+					args = append(args, "--key", "type/svc")
 				}
 				if command == "handover" {
-					args = append(args, "-to", "b")
+					args = append(args, "--to", "b")
 				}
 				status, stdout, stderr := tenureCommand(t, args...)
 				if status != 1 || stdout != "" || strings.Count(stderr, "\n") != 1 || strings.Contains(stderr, "s3cret") {
@@ -252,7 +252,7 @@ host all all 127.0.0.1/32 trust
 		return fmt.Sprintf("postgres://%s@%s:%d/%s", user, at.Host, at.Port, database)
 	}
 	eventually(t, soon, "the server reads its new rules", func() bool {
-		_, _, stderr := tenureCommand(t, "migrate", "-store", url("app:s3cret", "postgres"))
+		_, _, stderr := tenureCommand(t, "migrate", "--store", url("app:s3cret", "postgres"))
 		return strings.Contains(stderr, "password")
 	})
 	for _, test := range []struct{ store, cause string }{
@@ -261,8 +261,8 @@ host all all 127.0.0.1/32 trust
 		{url("nobody", "postgres"), `role "nobody" does not exist`},
 		{url("postgres", "missing"), `database "missing" does not exist`},
 	} {
-		for _, command := range [][]string{{"status", "-key", "k"}, {"migrate"}, {"run", "-key", "k"}} {
-			args := append(command, "-store", test.store)
+		for _, command := range [][]string{{"status", "--key", "k"}, {"migrate"}, {"run", "--key", "k"}} {
+			args := append(command, "--store", test.store)
 			if command[0] == "run" {
 				args = append(args, "--", "true")
 			}
@@ -286,17 +286,17 @@ func TestAMissingTableIsCreatedByTheCommandThatTheErrorNames(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		for _, command := range [][]string{{"status", "-key", "k"}, {"list"}, {"resign", "-key", "k"}} {
-			status, _, stderr := tenureCommand(t, append(command, "-store", store, "-table", "mine")...)
-			want := fmt.Sprintf("tenure %s: %s: run \"tenure migrate -table 'mine'\"\n", command[0], cause)
+		for _, command := range [][]string{{"status", "--key", "k"}, {"list"}, {"resign", "--key", "k"}} {
+			status, _, stderr := tenureCommand(t, append(command, "--store", store, "--table", "mine")...)
+			want := fmt.Sprintf("tenure %s: %s: run \"tenure migrate --table 'mine'\"\n", command[0], cause)
 			if status != 1 || stderr != want {
 				t.Errorf("exit status %d and %q, want %q", status, stderr, want)
 			}
 		}
-		if status, _, stderr := tenureCommand(t, "migrate", "-store", store, "-table", "mine"); status != 0 {
+		if status, _, stderr := tenureCommand(t, "migrate", "--store", store, "--table", "mine"); status != 0 {
 			t.Errorf("migrate: %q", stderr)
 		}
-		if status, _, stderr := tenureCommand(t, "list", "-store", store, "-table", "mine"); status != 0 {
+		if status, _, stderr := tenureCommand(t, "list", "--store", store, "--table", "mine"); status != 0 {
 			t.Errorf("list after migrate: %q", stderr)
 		}
 	}
@@ -343,13 +343,13 @@ func TestATableOfTheApplicationsOwnIsExplainedInOneLine(t *testing.T) {
 			want = `table "objects" does not fit: its column id is BIGINT, not TEXT; ` + lacks
 			reads = "no such column: " // a command that only reads does not inspect the table
 		}
-		const remedy = " (if it is another program's table, choose another name with Table or Schema, or with the command's -table or -schema)\n"
-		for _, command := range [][]string{{"migrate"}, {"status", "-key", "k"}, {"run", "-key", "k", "--", "true"}} {
+		const remedy = " (if it is another program's table, choose another name with Table or Schema, or with the command's --table or --schema)\n"
+		for _, command := range [][]string{{"migrate"}, {"status", "--key", "k"}, {"run", "--key", "k", "--", "true"}} {
 			want := want
 			if command[0] == "status" {
 				want = reads
 			}
-			args := slices.Insert(slices.Clone(command), 1, "-store", s.store)
+			args := slices.Insert(slices.Clone(command), 1, "--store", s.store)
 			status, stdout, stderr := tenureCommand(t, args...)
 			if status != 1 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, want) || !strings.HasSuffix(stderr, remedy) {
 				t.Errorf("%s: exit status %d, %q and %q", command[0], status, stdout, stderr)
@@ -374,9 +374,9 @@ func execSQLite(t *testing.T, path, statements string) {
 func TestAnotherTableHasOtherLeases(t *testing.T) {
 	t.Parallel()
 	eachDatabase(t, func(t *testing.T, s *site) {
-		other := []string{"-table", "leases"}
+		other := []string{"--table", "leases"}
 		if isPostgres(s.store) {
-			other = append(other, "-schema", "else where")
+			other = append(other, "--schema", "else where")
 		}
 		s.ask(t, "migrate")
 		s.ask(t, "migrate", other...)
@@ -385,7 +385,7 @@ func TestAnotherTableHasOtherLeases(t *testing.T) {
 		if got := s.ask(t, "status", other...); !strings.Contains(got, "holder   a") {
 			t.Errorf("the status is\n%s", got)
 		}
-		if got := s.ask(t, "list", append(other, "-json")...); !strings.Contains(got, `"holder":"a"`) {
+		if got := s.ask(t, "list", append(other, "--json")...); !strings.Contains(got, `"holder":"a"`) {
 			t.Errorf("the list is %s", got)
 		}
 		if got := s.watch(t, other...).String(); !strings.Contains(got, "held by a") {
@@ -418,12 +418,12 @@ func TestThePrintedStatementsSetAStoreUp(t *testing.T) {
 		}
 	})
 	s := newSite(t, strings.Replace(url, "postgres@", role+"@", 1))
-	place := []string{"-schema", "Else where", "-table", "my \"leases\""}
-	ddl := s.ask(t, "migrate", append(place, "-print")...)
+	place := []string{"--schema", "Else where", "--table", "my \"leases\""}
+	ddl := s.ask(t, "migrate", append(place, "--print")...)
 	for range 2 { // it may be run again
 		execSQL(t, owner, ddl)
 	}
-	if status, _, stderr := tenureCommand(t, append([]string{"status", "-store", s.store, "-key", "svc"}, place...)...); status != 1 || !strings.Contains(stderr, "permission denied") {
+	if status, _, stderr := tenureCommand(t, append([]string{"status", "--store", s.store, "--key", "svc"}, place...)...); status != 1 || !strings.Contains(stderr, "permission denied") {
 		t.Errorf("a role without privileges: exit status %d and %q", status, stderr)
 	}
 	execSQL(t, owner, `GRANT USAGE ON SCHEMA "Else where" TO "`+role+`";
@@ -435,17 +435,17 @@ func TestThePrintedStatementsSetAStoreUp(t *testing.T) {
 	}
 
 	file := sqliteSite(t)
-	ddl = file.ask(t, "migrate", "-print", "-table", "my leases")
+	ddl = file.ask(t, "migrate", "--print", "--table", "my leases")
 	if _, err := os.Stat(file.store); err == nil {
-		t.Error("-print has created the file")
+		t.Error("--print has created the file")
 	}
 	for range 2 {
 		execSQLite(t, file.store, ddl)
 	}
-	if got := file.ask(t, "list", "-table", "my leases", "-json"); got != "[]\n" {
+	if got := file.ask(t, "list", "--table", "my leases", "--json"); got != "[]\n" {
 		t.Errorf("the list is %q", got)
 	}
-	if status, _, stderr := tenureCommand(t, "migrate", "-print", "-store", "postgres://nobody@127.0.0.1:1/none"); status != 0 || stderr != "" {
+	if status, _, stderr := tenureCommand(t, "migrate", "--print", "--store", "postgres://nobody@127.0.0.1:1/none"); status != 0 || stderr != "" {
 		t.Errorf("without a server: exit status %d and %q", status, stderr)
 	}
 }
@@ -455,8 +455,8 @@ func TestTheExitStatusOfStatusTellsWhetherTheLeaseIsHeld(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *site) {
 		expect := func(want int, state string) {
 			t.Helper()
-			for _, args := range [][]string{{"-json"}, nil} {
-				status, stdout, stderr := tenureCommand(t, append([]string{"status", "-store", s.store, "-key", "svc"}, args...)...)
+			for _, args := range [][]string{{"--json"}, nil} {
+				status, stdout, stderr := tenureCommand(t, append([]string{"status", "--store", s.store, "--key", "svc"}, args...)...)
 				if status != want || stderr != "" || !strings.Contains(stdout, state) {
 					t.Errorf("exit status %d, %q and %q, want %d and %s", status, stdout, stderr, want, state)
 				}
@@ -513,12 +513,48 @@ func TestTheExitStatusOfStatusTellsWhetherTheLeaseIsHeld(t *testing.T) {
 	})
 }
 
+func TestStatusOfAMistypedTypeNamesTheTypesThatHaveTheLease(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		s.ask(t, "migrate")
+		if got := s.ask(t, "status"); strings.Contains(got, "note") {
+			t.Errorf("in an empty store the status is\n%s", got)
+		}
+		store := s.open(t)
+		acquire := func(kind string) {
+			t.Helper()
+			lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: kind, ID: "svc"}, TTL: time.Minute})
+			if err == nil {
+				_, err = lease.TryAcquire(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		acquire("job")
+		acquire("cron")
+		if _, err := store.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "order", ID: "svc"}, Payload: []byte(`{}`)}, tenure.IfAbsent()); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.ask(t, "status"); !strings.HasSuffix(got, "\nnote   other types have a lease svc: cron, job (is --key TYPE/svc meant?)\n") {
+			t.Errorf("the status is\n%s", got)
+		}
+		if got := s.ask(t, "status", "--json"); strings.Contains(got, "cron") {
+			t.Errorf("the status is %s", got)
+		}
+		acquire(defaultType)
+		if got := s.ask(t, "status"); strings.Contains(got, "note") {
+			t.Errorf("a lease that is held has the status\n%s", got)
+		}
+	})
+}
+
 func TestHandoverWaitsUntilTheReplicaHoldsTheLease(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *site) {
 		const key = "reconciler_lease/svc"
 		handover := func(to, wait string) (status int, stdout, stderr string) {
-			return tenureCommand(t, "handover", "-store", s.store, "-key", "svc", "-to", to, "-wait", wait)
+			return tenureCommand(t, "handover", "--store", s.store, "--key", "svc", "--to", to, "--wait", wait)
 		}
 		a := s.start(t, "a", s.service(t)...)
 		s.awaitStart(t, 0)
@@ -530,7 +566,7 @@ func TestHandoverWaitsUntilTheReplicaHoldsTheLease(t *testing.T) {
 			t.Errorf("to b: exit status %d, %q and %q", status, stdout, stderr)
 		}
 		s.awaitStart(t, 1) // a program that is ended before it has begun leaves no line
-		if got := s.ask(t, "handover", "-to", "b", "-wait", "1m"); got != "b already holds "+key+"\n" {
+		if got := s.ask(t, "handover", "--to", "b", "--wait", "1m"); got != "b already holds "+key+"\n" {
 			t.Errorf("again to b: %q", got)
 		}
 
@@ -556,24 +592,24 @@ func TestADrainedReplicaGivesTheLeaseBackAndTakesNone(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *site) {
 		run := func(args ...string) (status int, stdout, stderr string) {
-			return tenureCommand(t, append(args, "-store", s.store)...)
+			return tenureCommand(t, append(args, "--store", s.store)...)
 		}
 		s.start(t, "a", s.service(t)...)
 		s.awaitStart(t, 0)
 		b := s.start(t, "b", s.service(t)...)
 		eventually(t, soon, "b competes", func() bool { return strings.Contains(b.log(), "msg=competing") })
 
-		if status, stdout, stderr := run("drain", "-replica", "a", "-wait", "1m"); status != 0 || !regexp.MustCompile(`\na +another 24h0m0s`).MatchString(stdout) || stderr != "" {
+		if status, stdout, stderr := run("drain", "--replica", "a", "--wait", "1m"); status != 0 || !regexp.MustCompile(`\na +another 24h0m0s`).MatchString(stdout) || stderr != "" {
 			t.Errorf("drain a: exit status %d, %q and %q", status, stdout, stderr)
 		}
 		if next := s.awaitStart(t, 1); next.holder != "b" {
 			t.Errorf("%s runs the program, and a is drained", next.holder)
 		}
 		var list []drainView
-		if err := json.Unmarshal([]byte(s.ask(t, "list", "-drained", "-json")), &list); err != nil || len(list) != 1 || list[0].Replica != "a" {
-			t.Errorf("list -drained: %+v, %v", list, err)
+		if err := json.Unmarshal([]byte(s.ask(t, "list", "--drained", "--json")), &list); err != nil || len(list) != 1 || list[0].Replica != "a" {
+			t.Errorf("list --drained: %+v, %v", list, err)
 		}
-		if status, _, stderr := run("drain", "-replica", "b", "-wait", "1m", "-for", "1h"); status != 0 || stderr != "no other replica holds reconciler_lease/svc now: undrain one, or start another\n" {
+		if status, _, stderr := run("drain", "--replica", "b", "--wait", "1m", "--for", "1h"); status != 0 || stderr != "no other replica holds reconciler_lease/svc now: undrain one, or start another\n" {
 			t.Errorf("drain b: exit status %d and %q", status, stderr)
 		}
 		if v := s.view(t); v.State == stateHeld || !slices.Equal(slices.Sorted(slices.Values(v.Drained)), []string{"a", "b"}) {
@@ -582,7 +618,7 @@ func TestADrainedReplicaGivesTheLeaseBackAndTakesNone(t *testing.T) {
 		if got := s.ask(t, "status"); !regexp.MustCompile(`\ndrained +(a, b|b, a)\n`).MatchString(got) {
 			t.Errorf("both are drained, and status says %s", got)
 		}
-		if status, stdout, stderr := run("undrain", "-replica", "a"); status != 0 || stdout != "a is no longer drained\n" || stderr != "" {
+		if status, stdout, stderr := run("undrain", "--replica", "a"); status != 0 || stdout != "a is no longer drained\n" || stderr != "" {
 			t.Errorf("undrain a: exit status %d, %q and %q", status, stdout, stderr)
 		}
 		if next := s.awaitStart(t, 2); next.holder != "a" {
@@ -591,10 +627,10 @@ func TestADrainedReplicaGivesTheLeaseBackAndTakesNone(t *testing.T) {
 		if v := s.view(t); v.State != stateHeld || v.Drained != nil {
 			t.Errorf("a holds the lease, and status says %+v", v)
 		}
-		if status, stdout, stderr := run("undrain", "-replica", "a"); status != 0 || stdout != "a is not drained\n" || stderr != "" {
+		if status, stdout, stderr := run("undrain", "--replica", "a"); status != 0 || stdout != "a is not drained\n" || stderr != "" {
 			t.Errorf("undrain again: exit status %d, %q and %q", status, stdout, stderr)
 		}
-		for _, wrong := range [][]string{{"drain"}, {"undrain"}, {"drain", "-replica", "a", "-session", "s"}, {"drain", "-replica", "a", "-for", "1ms"}, {"drain", "-replica", "a", "-wait", "-1s"}, {"list", "-drained", "-sessions"}} {
+		for _, wrong := range [][]string{{"drain"}, {"undrain"}, {"drain", "--replica", "a", "--session", "s"}, {"drain", "--replica", "a", "--for", "1ms"}, {"drain", "--replica", "a", "--wait", "-1s"}, {"list", "--drained", "--sessions"}} {
 			if status, _, _ := run(wrong...); status != 2 {
 				t.Errorf("%v: exit status %d", wrong, status)
 			}
@@ -610,15 +646,12 @@ func TestAFileThatIsNoDatabaseIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for store, says := range map[string]string{dir: " is a directory", text: " is not a SQLite database"} {
-		for _, command := range [][]string{{"status", "-key", "k"}, {"list"}, {"drain", "-replica", "a"}, {"migrate"}} {
-			status, _, stderr := tenureCommand(t, append(command, "-store", store)...)
+		for _, command := range [][]string{{"status", "--key", "k"}, {"list"}, {"drain", "--replica", "a"}, {"migrate"}} {
+			status, _, stderr := tenureCommand(t, append(command, "--store", store)...)
 			if want := "tenure " + command[0] + ": " + store + says + "\n"; status != 1 || stderr != want {
 				t.Errorf("exit status %d and %q, want %q", status, stderr, want)
 			}
 		}
-	}
-	if status, _, stderr := tenureCommand(t, "-store", text, "status"); status != 2 || !strings.Contains(stderr, "the command comes first") {
-		t.Errorf("without a command: exit status %d and %q", status, stderr)
 	}
 }
 
@@ -647,7 +680,7 @@ func TestOnceEndsWithTheProgramsStatus(t *testing.T) {
 		{[]string{"--", "sh", "-c", "kill -KILL $$"}, 128 + int(syscall.SIGKILL)},
 		{[]string{"--", s.dir}, 2},
 	} {
-		r := s.start(t, "a", append([]string{"-once"}, test.program...)...)
+		r := s.start(t, "a", append([]string{"--once"}, test.program...)...)
 		if got := r.awaitExit(t); got != test.want {
 			t.Errorf("%q: exit status %d, want %d", test.program, got, test.want)
 		}
@@ -657,9 +690,9 @@ func TestOnceEndsWithTheProgramsStatus(t *testing.T) {
 	}
 	// When tenure is told to end, its exit status is the program's if the program runs, and
 	// that of a process killed by the signal if not.
-	a := s.start(t, "a", append([]string{"-once"}, s.service(t)...)...)
+	a := s.start(t, "a", append([]string{"--once"}, s.service(t)...)...)
 	s.awaitStart(t, 2)
-	b := s.start(t, "b", append([]string{"-once"}, s.service(t)...)...)
+	b := s.start(t, "b", append([]string{"--once"}, s.service(t)...)...)
 	eventually(t, soon, "b competes", func() bool { return strings.Contains(b.log(), "msg=competing") })
 	b.signal(t, syscall.SIGTERM)
 	if got := b.awaitExit(t); got != 128+int(syscall.SIGTERM) {
@@ -697,7 +730,7 @@ func TestAProgramThatEndsIsStartedAgainElsewhere(t *testing.T) {
 func TestAProgramKnowsItsTermAndGetsSignals(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
-	r := s.start(t, "a", append([]string{"-stop-timeout", "300ms"}, s.service(t)...)...)
+	r := s.start(t, "a", append([]string{"--stop-timeout", "300ms"}, s.service(t)...)...)
 	start := s.awaitStart(t, 0)
 	if start.holder != "a" || start.token == 0 {
 		t.Errorf("it was told %+v", start)
@@ -756,7 +789,7 @@ func passwordIsNeverShown(t *testing.T, s *site, password string) {
 	s.awaitStart(t, 0)
 	inEnvironment := s.startWith(t, "b", []string{storeEnv + "=" + s.store}, s.service(t)...)
 	eventually(t, soon, "b competes", func() bool { return strings.Contains(inEnvironment.log(), "msg=competing") })
-	watching := exec.Command(testBinary(t), "watch", "-key", "svc", "-store", s.store, "-json")
+	watching := exec.Command(testBinary(t), "watch", "--key", "svc", "--store", s.store, "--json")
 	watching.Env = append(environ(), asTenure+"=1")
 	lines, err := watching.StdoutPipe()
 	if err != nil {
@@ -788,24 +821,24 @@ func passwordIsNeverShown(t *testing.T, s *site, password string) {
 			t.Errorf("the password is in the environment of %d", pid)
 		}
 	}
-	said := inArguments.log() + inEnvironment.log() + s.ask(t, "status") + s.ask(t, "list", "-json") + s.ask(t, "migrate", "-json")
+	said := inArguments.log() + inEnvironment.log() + s.ask(t, "status") + s.ask(t, "list", "--json") + s.ask(t, "migrate", "--json")
 	for _, mistake := range [][]string{
 		{"status", s.store},
-		{"status", "-key", "svc", "-store", strings.Replace(s.store, password, password+"/", 1)},
-		{"status", "-key", "svc", "-store", strings.Replace(s.store, password, "1/"+password, 1)},
-		{"status", "-key", "svc", "-store", strings.Replace(s.store, password, password+"%", 1)},
-		{"status", "-key", "svc", "-store", "postgres://u:" + password + "@127.0.0.1:port/db"},
-		{"status", "-ttl=" + s.store},
+		{"status", "--key", "svc", "--store", strings.Replace(s.store, password, password+"/", 1)},
+		{"status", "--key", "svc", "--store", strings.Replace(s.store, password, "1/"+password, 1)},
+		{"status", "--key", "svc", "--store", strings.Replace(s.store, password, password+"%", 1)},
+		{"status", "--key", "svc", "--store", "postgres://u:" + password + "@127.0.0.1:port/db"},
+		{"status", "--ttl=" + s.store},
 		{"status", "host=h password=" + password},
-		{"status", "-key", "svc", "-store", "host=h password=" + password},
-		{"status", "-key", "svc", "-store", "host=h PassWord = " + password},
-		{"status", "-key", "svc", "-store", "sslpassword=" + password},
-		{"status", "-key", "svc", "-store", `application_name='a b' sslpassword = 'x\'` + password + "'"},
-		{"status", "-key", "svc", "-store", "POSTGRES://u:" + password + "@h/db"},
-		{"status", "-key", "svc", "-store", "NATS://u:" + password + "@h"},
-		{"status", "-key", "svc", "-store", "nats://u:" + password + "@h:port"},
+		{"status", "--key", "svc", "--store", "host=h password=" + password},
+		{"status", "--key", "svc", "--store", "host=h PassWord = " + password},
+		{"status", "--key", "svc", "--store", "sslpassword=" + password},
+		{"status", "--key", "svc", "--store", `application_name='a b' sslpassword = 'x\'` + password + "'"},
+		{"status", "--key", "svc", "--store", "POSTGRES://u:" + password + "@h/db"},
+		{"status", "--key", "svc", "--store", "NATS://u:" + password + "@h"},
+		{"status", "--key", "svc", "--store", "nats://u:" + password + "@h:port"},
 		{"status", strings.Replace(s.store, password, `a" `+password, 1)},
-		{"run", "-ttl", s.store},
+		{"run", "--ttl", s.store},
 		{s.store},
 	} {
 		status, stdout, stderr := tenureCommand(t, mistake...)
@@ -814,7 +847,7 @@ func passwordIsNeverShown(t *testing.T, s *site, password string) {
 		}
 		said += stdout + stderr
 	}
-	asking := exec.Command(testBinary(t), "handover", "-key", "svc", "-to", "nobody", "-wait", "1m", "-store", s.store)
+	asking := exec.Command(testBinary(t), "handover", "--key", "svc", "--to", "nobody", "--wait", "1m", "--store", s.store)
 	asking.Env = append(environ(), asTenure+"=1")
 	answer, err := asking.StdoutPipe()
 	if err != nil {
@@ -916,10 +949,10 @@ func TestABadRowDoesNotHideOthers(t *testing.T) {
 		t.Errorf("the list is\n%q", text)
 	}
 	var list []leaseView
-	if err := json.Unmarshal([]byte(s.ask(t, "list", "-json")), &list); err != nil || len(list) != 4 {
+	if err := json.Unmarshal([]byte(s.ask(t, "list", "--json")), &list); err != nil || len(list) != 4 {
 		t.Fatalf("the list is %+v, %v", list, err)
 	}
-	cmd := exec.Command(testBinary(t), "status", "-store", s.store, "-key", "svc", "-json")
+	cmd := exec.Command(testBinary(t), "status", "--store", s.store, "--key", "svc", "--json")
 	cmd.Env = append(environ(), asTenure+"=1")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -927,7 +960,7 @@ func TestABadRowDoesNotHideOthers(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), `"holder":"unknown"`) || stderr.Len() > 0 {
 		t.Errorf("the status is %q and %q, %v", out, &stderr, err)
 	}
-	changes := s.watch(t, "-json")
+	changes := s.watch(t, "--json")
 	if !strings.Contains(changes.String(), `"holder":"unknown"`) {
 		t.Errorf("watch prints %q", changes)
 	}
@@ -937,7 +970,7 @@ func TestAnErrorCannotControlATerminal(t *testing.T) {
 	t.Parallel()
 	var stderr bytes.Buffer
 	out := &output{stderr: plainText{&stderr}}
-	out.exit("list", errors.New("no\x1b[2J\x9b\nneither"))
+	out.exit("tenure list", errors.New("no\x1b[2J\x9b\nneither"))
 	if got := stderr.String(); got != "tenure list: no\uFFFD[2J\uFFFD neither\n" {
 		t.Errorf("stderr is %q", got)
 	}

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 )
@@ -30,12 +32,14 @@ const (
 	exitUnfit  = 4
 )
 
-var doctorCommand = command{
-	name:     "doctor",
-	synopsis: "-store STORE [-replicas NUMBER] [-look TIME] [-json]",
-	summary:  "say whether a store is fit for leases, and what to change",
-	about: `
-Doctor connects as a replica would, asks the store for its settings, and holds a lease of
+func doctorCommand(out *output) *cobra.Command {
+	o := &options{}
+	var replicas int
+	var look time.Duration
+	c := &cobra.Command{
+		Use:   "doctor --store STORE [--replicas NUMBER] [--look TIME]",
+		Short: "say whether a store is fit for leases, and what to change",
+		Long: `Doctor connects as a replica would, asks the store for its settings, and holds a lease of
 its own for a few seconds to measure it. It says what kind of server this is, what is wrong
 with it or worth knowing, how long renewals and wake-ups take, what the server's clock
 does, and which TTL suits it. It writes only under a key of the type tenure.doctor, and
@@ -43,26 +47,31 @@ creates no table. It takes at most 15 s. docs/doctor.md explains all findings.
 
 The exit status is 0 if the store is fit, 3 if something should be changed, and 4 if it
 can't be used as it is.`,
-	flags: storeFlags + "replicas look json",
-	check: func(o *options) error {
-		switch {
-		case o.replicas < 1:
-			return usageError("-replicas %d is below 1", o.replicas)
-		case o.look <= 0 || o.look > 6*time.Second:
-			return usageError("-look %v is not between 0s and 6s", o.look)
-		}
-		return nil
-	},
-	act: func(ctx context.Context, o *options, out *output, _ []string) error {
-		ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
-		defer cancel()
-		d, err := o.store.examine(ctx, o)
-		if err != nil {
-			return err
-		}
-		_, status := d.result()
-		return cmp.Or(o.show(out, d), status)
-	},
+		PreRunE: func(*cobra.Command, []string) error {
+			switch {
+			case replicas < 1:
+				return usageError("--replicas %d is below 1", replicas)
+			case look == 0 || look > 6*time.Second:
+				return usageError("--look %v is not between 0s and 6s", look)
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, cancel := context.WithTimeout(c.Context(), doctorTimeout)
+			defer cancel()
+			d, err := o.store.examine(ctx, replicas, look)
+			if err != nil {
+				return err
+			}
+			_, status := d.result()
+			return cmp.Or(o.show(out, d), status)
+		},
+	}
+	o.storeFlags(c)
+	c.Flags().IntVar(&replicas, "replicas", 3, "`NUMBER` of replicas that will use the store")
+	c.Flags().DurationVar(&look, "look", 5*time.Second, "`TIME` to measure for, at most 6s")
+	o.jsonFlag(c)
+	return c
 }
 
 // The levels of findings.
@@ -150,7 +159,7 @@ func (d *diagnosis) print(w io.Writer) error {
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 // examine finds out all that doctor prints. Its error is one of the command line.
-func (s *storeFlag) examine(ctx context.Context, o *options) (*diagnosis, error) {
+func (s *storeFlag) examine(ctx context.Context, replicas int, look time.Duration) (*diagnosis, error) {
 	name, err := s.name()
 	if err != nil {
 		return nil, err
@@ -161,7 +170,7 @@ func (s *storeFlag) examine(ctx context.Context, o *options) (*diagnosis, error)
 	case scheme == nil:
 		usable = d.lookAtFile(name, s)
 	case isPostgres(name):
-		usable = d.lookAtPostgres(ctx, name, o.replicas)
+		usable = d.lookAtPostgres(ctx, name, replicas)
 	case scheme.names[0] == "nats": // whose settings a client can't ask for
 		d.Server = "NATS JetStream"
 		if !strings.Contains(name, "sync=always") {
@@ -171,7 +180,7 @@ func (s *storeFlag) examine(ctx context.Context, o *options) (*diagnosis, error)
 		d.Server = map[string]string{"etcd": "etcd", "kube": "Kubernetes"}[scheme.names[0]]
 	}
 	if usable {
-		if err := d.use(ctx, s, o.look); errors.As(err, new(errUsage)) {
+		if err := d.use(ctx, s, look); errors.As(err, new(errUsage)) {
 			return nil, err
 		} else if err != nil {
 			d.add("store", explained(err))

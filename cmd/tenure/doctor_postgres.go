@@ -111,7 +111,7 @@ var postgresChecks = []postgresCheck{
 	{"asynchronous_standby", levelNote, func(f *serverFacts) bool { return f.Async > 0 && f.Sync == 0 },
 		"the standbys are asynchronous: a failover loses the last commits. Leases and claims survive that, your own rows don't", "see docs/failover-setups.md"},
 	{"shared_storage", levelNote, func(f *serverFacts) bool { return slices.Contains(f.Signs, "aurora.") },
-		"Aurora loses nothing in a failover, but each start of a writer counts as one", "set PostgresConfig.Lossless, or run -lossless"},
+		"Aurora loses nothing in a failover, but each start of a writer counts as one", "set PostgresConfig.Lossless, or run --lossless"},
 	{"autovacuum", levelWarning, set("autovacuum", "off"),
 		"autovacuum is off: each renewal leaves a dead row, and lookups become slower and slower", "set autovacuum = on"},
 	{"planner", levelWarning, func(f *serverFacts) bool {

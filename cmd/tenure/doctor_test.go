@@ -24,7 +24,7 @@ import (
 // diagnose returns what doctor says about a store, and its exit status.
 func diagnose(t *testing.T, store string, more ...string) (diagnosis, int) {
 	t.Helper()
-	status, stdout, stderr := tenureCommand(t, append([]string{"doctor", "-store", store, "-look", "300ms", "-json"}, more...)...)
+	status, stdout, stderr := tenureCommand(t, append([]string{"doctor", "--store", store, "--look", "300ms", "--json"}, more...)...)
 	var d diagnosis
 	if err := json.Unmarshal([]byte(stdout), &d); err != nil || stderr != "" {
 		t.Fatalf("exit status %d, %q and %q: %v", status, stdout, stderr, err)
@@ -35,7 +35,7 @@ func diagnose(t *testing.T, store string, more ...string) (diagnosis, int) {
 // ready returns a store's URL or path after migrate.
 func ready(t *testing.T, store string) string {
 	t.Helper()
-	printed(t, "migrate", "-store", store)
+	printed(t, "migrate", "--store", store)
 	return store
 }
 
@@ -69,11 +69,11 @@ func TestDoctorFindsNothingWrongWithAHealthyStore(t *testing.T) {
 			if d.WakeUp <= 0 && name != "SQLite" {
 				t.Error("no wake-up was measured")
 			}
-			_, text, _ := tenureCommand(t, "doctor", "-store", store, "-look", "100ms")
+			_, text, _ := tenureCommand(t, "doctor", "--store", store, "--look", "100ms")
 			if !strings.HasPrefix(text, "server   "+d.Server+"\n") || !strings.Contains(text, "\nresult   fit") {
 				t.Errorf("as text:\n%s", text)
 			}
-			if left := printed(t, "list", "-store", store, "-json"); left != "[]\n" {
+			if left := printed(t, "list", "--store", store, "--json"); left != "[]\n" {
 				t.Errorf("it has left its lease:\n%s", left)
 			}
 		})
@@ -277,7 +277,7 @@ func TestDoctorEndsInTime(t *testing.T) {
 			hang := time.AfterFunc(when, func() { proxy.Set(rig.Weather{HangRequests: true, HangAnswers: true}) })
 			defer hang.Stop()
 			began := time.Now()
-			d, status := diagnose(t, through.String(), "-look", "6s")
+			d, status := diagnose(t, through.String(), "--look", "6s")
 			if took := time.Since(began); took > 20*time.Second { // 15 s, and what a busy machine adds
 				t.Errorf("it took %v", took)
 			}

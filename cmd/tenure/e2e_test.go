@@ -246,13 +246,13 @@ type replica struct {
 // site's service or another program.
 func (s *site) start(t *testing.T, name string, args ...string) *replica {
 	t.Helper()
-	return s.startWith(t, name, nil, append([]string{"-store", s.store}, args...)...)
+	return s.startWith(t, name, nil, append([]string{"--store", s.store}, args...)...)
 }
 
 func (s *site) startWith(t *testing.T, name string, env []string, args ...string) *replica {
 	t.Helper()
 	r := &replica{name: name, exited: make(chan struct{})}
-	r.cmd = exec.Command(testBinary(t), append([]string{"run", "-key", "svc", "-ttl", testTTL.String(), "-replica", name}, args...)...)
+	r.cmd = exec.Command(testBinary(t), append([]string{"run", "--key", "svc", "--ttl", testTTL.String(), "--replica", name}, args...)...)
 	r.cmd.Env = slices.Concat(environ(), []string{asTenure + "=1", "GORACE=atexit_sleep_ms=0"}, env)
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stderr, err := r.cmd.StderrPipe()

@@ -34,7 +34,7 @@ func TestNothingOfAProgramOutlivesItsTermIfTenureIsKilledOrStopped(t *testing.T)
 			s := sqliteSite(t)
 			// With this TTL there is a second from SIGKILL to the expiry: on a busy machine
 			// processes take long to die.
-			r := s.start(t, "a", append([]string{"-ttl", "15s", "-renew", "1s"}, s.service(t, "stubborn", "child")...)...)
+			r := s.start(t, "a", append([]string{"--ttl", "15s", "--renew", "1s"}, s.service(t, "stubborn", "child")...)...)
 			s.awaitStart(t, 0)
 			store := s.open(t)
 			awaitRenewal(t, store)
@@ -200,7 +200,7 @@ func TestAProgramWhoseLeaseRecordIsDeletedIsKilledAtOnce(t *testing.T) {
 func TestOnLossKillGivesNoTime(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
-	r := s.start(t, "a", append([]string{"-on-loss", "kill"}, s.service(t)...)...)
+	r := s.start(t, "a", append([]string{"--on-loss", "kill"}, s.service(t)...)...)
 	s.awaitStart(t, 0)
 	r.signal(t, syscall.SIGKILL)
 	eventually(t, soon, "nothing of it is left", s.idle)
@@ -223,7 +223,7 @@ func TestAReplicaWhoseCheckFailsIsReplaced(t *testing.T) {
 			}
 		}
 		start := func(name string) *replica {
-			return s.start(t, name, append([]string{"-check", "sh " + filepath.Join(s.dir, "check-"+name)}, s.service(t)...)...)
+			return s.start(t, name, append([]string{"--check", "sh " + filepath.Join(s.dir, "check-"+name)}, s.service(t)...)...)
 		}
 		a := start("a")
 		s.awaitStart(t, 0)
@@ -258,7 +258,7 @@ func TestACheckThatDoesNotReturnCountsAsFailed(t *testing.T) {
 	if err := os.WriteFile(script, []byte("test ! -e "+hang+" || sleep 0.4"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.start(t, "a", append([]string{"-check", "sh " + script, "-check-timeout", "200ms"}, s.service(t)...)...)
+	s.start(t, "a", append([]string{"--check", "sh " + script, "--check-timeout", "200ms"}, s.service(t)...)...)
 	s.awaitStart(t, 0)
 	if err := os.WriteFile(hang, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -278,7 +278,7 @@ func TestAPredecessorIsFencedBeforeTheProgramStartsAgain(t *testing.T) {
 		// The first try fails.
 		tried := filepath.Join(s.dir, "tried")
 		fence = fmt.Sprintf("if ! test -e %s; then touch %[1]s; echo out of order >&2; exit 1; fi; ", tried) + fence
-		args := append([]string{"-confirm", "2", "-fence", fence}, s.service(t)...)
+		args := append([]string{"--confirm", "2", "--fence", fence}, s.service(t)...)
 		replicas := map[string]*replica{"a": s.start(t, "a", args...)}
 		s.awaitStart(t, 0)
 		replicas["b"] = s.start(t, "b", args...)
@@ -315,7 +315,7 @@ func TestPeersAreFencedAfterThePredecessor(t *testing.T) {
 	tried := filepath.Join(s.dir, "tried")
 	fence := fmt.Sprintf(`test $TENURE_PREDECESSOR != d || test -e %s || { touch %[1]s; exit 1; }; `, tried) +
 		fmt.Sprintf(`echo "fence${TENURE_PREDECESSOR_TERM:+-holder} $TENURE_PREDECESSOR $TENURE_TOKEN $(date +%%s)000000000" >>%s`, filepath.Join(s.dir, "log"))
-	args := append([]string{"-fence", fence, "-peers", "a,b, c,d"}, s.service(t)...)
+	args := append([]string{"--fence", fence, "--peers", "a,b, c,d"}, s.service(t)...)
 	a := s.start(t, "a", args...)
 	s.awaitStart(t, 0)
 	b := s.start(t, "b", args...)
@@ -356,7 +356,7 @@ func TestPeersAreFencedOnceInATermAndNotAfterARestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &runner{log: slog.New(slog.DiscardHandler), opts: &options{
+	r := &runner{log: slog.New(slog.DiscardHandler), opts: &runOptions{
 		replica: "a", peers: "a,b,c,d", fence: fmt.Sprintf("echo $TENURE_PREDECESSOR >>%s", log),
 	}}
 	for _, test := range []struct {
@@ -392,7 +392,7 @@ func TestAReplicaIsUnfencedBeforeItFencesAndItsProgramStarts(t *testing.T) {
 	unfit := filepath.Join(s.dir, "unfit")
 	start := func(name string) *replica {
 		unfence := fmt.Sprintf("test ! -e %s-%s && ", unfit, name) + tell("unfence", "TENURE_HOLDER")
-		return s.start(t, name, append([]string{"-fence", tell("fence", "TENURE_PREDECESSOR"), "-unfence", unfence}, s.service(t)...)...)
+		return s.start(t, name, append([]string{"--fence", tell("fence", "TENURE_PREDECESSOR"), "--unfence", unfence}, s.service(t)...)...)
 	}
 	events := func() (told []string) {
 		for _, e := range s.events(t) {
@@ -418,11 +418,11 @@ func TestAReplicaIsUnfencedBeforeItFencesAndItsProgramStarts(t *testing.T) {
 	}
 	c := start("c")
 	c.awaitLog(t, `msg="lease has another holder"`)
-	s.ask(t, "handover", "-to", "c")
+	s.ask(t, "handover", "--to", "c")
 	if next := s.awaitStart(t, 2); next.holder != "b" {
 		t.Errorf("%s started it", next.holder)
 	}
-	c.awaitLog(t, "-unfence: exit status 1")
+	c.awaitLog(t, "--unfence: exit status 1")
 
 	// So does one that has to fence another. The fencing is left to the next holder.
 	seen := len(events())
@@ -455,8 +455,8 @@ func TestPeersAreFencedAndThisReplicaUnfencedAgainWhileItsProgramRuns(t *testing
 		return n
 	}
 	a := s.start(t, "a", append([]string{
-		"-fence", tell("fence", "TENURE_PREDECESSOR"), "-peers", "a,b,c", "-fence-every", "100ms",
-		"-unfence", tell("unfence", "TENURE_HOLDER"), "-unfence-every", "100ms",
+		"--fence", tell("fence", "TENURE_PREDECESSOR"), "--peers", "a,b,c", "--fence-every", "100ms",
+		"--unfence", tell("unfence", "TENURE_HOLDER"), "--unfence-every", "100ms",
 	}, s.service(t)...)...)
 	s.awaitStart(t, 0)
 	eventually(t, soon, "all are told again and again", func() bool {
@@ -498,14 +498,14 @@ func TestAnUnfenceThatHangsGivesTheLeaseUp(t *testing.T) {
 	s := sqliteSite(t)
 	hung := filepath.Join(s.dir, "hung")
 	unfence := fmt.Sprintf("test -e %s || { touch %[1]s; sleep 20; }", hung) // the second time it returns
-	r := s.start(t, "a", append([]string{"-unfence", unfence}, s.service(t)...)...)
+	r := s.start(t, "a", append([]string{"--unfence", unfence}, s.service(t)...)...)
 	began := time.Now()
 	s.awaitStart(t, 0)
 	if took := time.Since(began); took < testTTL || took > 18*time.Second {
 		t.Errorf("it took %v, want the TTL and a pause", took)
 	}
 	r.awaitLog(t, "failed to unfence this replica; giving up the lease")
-	r.awaitLog(t, "-unfence: killed: it has not returned within 3s")
+	r.awaitLog(t, "--unfence: killed: it has not returned within 3s")
 }
 
 func TestAPredecessorWithAnyNameIsFenced(t *testing.T) {
@@ -529,7 +529,7 @@ func TestAPredecessorWithAnyNameIsFenced(t *testing.T) {
 			}
 			told := filepath.Join(t.TempDir(), "told")
 			starts := len(s.starts(t))
-			r := s.start(t, "a", append([]string{"-fence", `echo "$TENURE_PREDECESSOR $TENURE_PREDECESSOR_TERM" >` + told}, s.service(t)...)...)
+			r := s.start(t, "a", append([]string{"--fence", `echo "$TENURE_PREDECESSOR $TENURE_PREDECESSOR_TERM" >` + told}, s.service(t)...)...)
 			s.awaitStart(t, starts)
 			got, err := os.ReadFile(told)
 			if err != nil || !strings.HasPrefix(string(got), want) || len(got) > 10000 {
@@ -545,7 +545,7 @@ func TestARestartedReplicaDoesNotFenceItself(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
 	fenced := filepath.Join(s.dir, "fenced")
-	args := append([]string{"-fence", "touch " + fenced}, s.service(t)...)
+	args := append([]string{"--fence", "touch " + fenced}, s.service(t)...)
 	first := s.start(t, "a", args...)
 	s.awaitStart(t, 0)
 	first.signal(t, syscall.SIGKILL)
@@ -572,7 +572,7 @@ func TestWithMissedRenewalsNoClockDecides(t *testing.T) {
 					UPDATE objects SET updated_at_ms = 1 WHERE object_type = NEW.object_type AND id = NEW.id;
 				END`)
 		}
-		args := append([]string{"-renew", (testTTL / 3).String(), "-missed", "3"}, s.service(t)...)
+		args := append([]string{"--renew", (testTTL / 3).String(), "--missed", "3"}, s.service(t)...)
 		a := s.start(t, "a", args...)
 		s.awaitStart(t, 0)
 		if h, _ := holding(t, s.open(t)); h.TTL != testTTL || h.Age < time.Hour {
@@ -608,7 +608,7 @@ func TestAServiceIsStoppedByItsCommandIfTenureOrItsGuardIsStoppedOrKilled(t *tes
 	}
 	a.signal(t, syscall.SIGCONT)
 
-	// The first -stop fails on b.
+	// The first --stop fails on b.
 	if err := os.WriteFile(filepath.Join(s.dir, "fail-b"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -619,7 +619,7 @@ func TestAServiceIsStoppedByItsCommandIfTenureOrItsGuardIsStoppedOrKilled(t *tes
 	if next := s.awaitStart(t, 2); next.holder != "a" {
 		t.Errorf("%s started it", next.holder)
 	}
-	b.awaitLog(t, "-stop command failed; retrying")
+	b.awaitLog(t, "--stop command failed; retrying")
 
 	// If the guard is gone, tenure stops the service, and competes again.
 	if err := syscall.Kill(a.pid(t, "guard"), syscall.SIGKILL); err != nil {
@@ -633,40 +633,40 @@ func TestAServiceIsStoppedByItsCommandIfTenureOrItsGuardIsStoppedOrKilled(t *tes
 func TestOnLossKillKillsAServiceAndThenRunsItsStop(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
-		t.Skip("on this system what has left the group of -start is not found")
+		t.Skip("on this system what has left the group of --start is not found")
 	}
 	s := sqliteSite(t)
 	how := filepath.Join(s.dir, "how")
 	said := func() string { data, _ := os.ReadFile(how); return strings.Join(strings.Fields(string(data)), " ") }
 	start := func(slowly string) *replica {
 		os.Remove(how)
-		flags := s.supervised(t, "a", "-on-loss", "kill", "-stop-timeout", "200ms")
+		flags := s.supervised(t, "a", "--on-loss", "kill", "--stop-timeout", "200ms")
 		flags[3] = fmt.Sprintf(`test "$TENURE_STOP" = kill || { %s; }; echo ${TENURE_STOP:-stop} >>%s; %s`, slowly, how, flags[3])
 		return s.start(t, "a", flags...)
 	}
 	r := start("true")
 	s.awaitStart(t, 0)
 	r.signal(t, syscall.SIGKILL)
-	eventually(t, soon, "-stop is run", func() bool { return s.idle() && said() == "stop kill" })
+	eventually(t, soon, "--stop is run", func() bool { return s.idle() && said() == "stop kill" })
 	if s.has(t, "stop") {
 		t.Error("it was told to end")
 	}
 
-	// Without a loss, -stop has as long as it takes.
+	// Without a loss, --stop has as long as it takes.
 	r = start("sleep 1")
 	s.awaitStart(t, 1)
 	r.signal(t, syscall.SIGTERM)
 	if status := r.awaitExit(t); status != 0 || said() != "stop stop" || !s.has(t, "stop") {
-		t.Errorf("exit status %d, -stop was run as %q", status, said())
+		t.Errorf("exit status %d, --stop was run as %q", status, said())
 	}
 
-	// A -stop that hangs is killed when the lease is lost.
+	// A --stop that hangs is killed when the lease is lost.
 	r = start("test ! -e " + how + " || { touch " + how + "-hangs; sleep 1000; }")
 	s.awaitStart(t, 2)
 	r.signal(t, syscall.SIGTERM)
-	eventually(t, soon, "-stop hangs", func() bool { _, err := os.Stat(how + "-hangs"); return err == nil })
+	eventually(t, soon, "--stop hangs", func() bool { _, err := os.Stat(how + "-hangs"); return err == nil })
 	r.signal(t, syscall.SIGKILL)
-	eventually(t, soon, "-stop is run again", func() bool { return s.idle() && said() == "stop kill" })
+	eventually(t, soon, "--stop is run again", func() bool { return s.idle() && said() == "stop kill" })
 	if s.has(t, "stop") {
 		t.Error("it was told to end")
 	}
@@ -680,30 +680,30 @@ func TestOnLossKillHoldsForAServiceWhoseGuardIsGone(t *testing.T) {
 			s := sqliteSite(t)
 			hangs, killed := filepath.Join(s.dir, "hangs"), filepath.Join(s.dir, "killed")
 			exists := func(name string) bool { _, err := os.Stat(name); return err == nil }
-			// The first -stop of the service hangs until it has to kill.
-			flags := s.supervised(t, "a", "-on-loss", "kill", "-ttl", "10s")
+			// The first --stop of the service hangs until it has to kill.
+			flags := s.supervised(t, "a", "--on-loss", "kill", "--ttl", "10s")
 			flags[3] = fmt.Sprintf(`cd %s; if test "$TENURE_STOP" = kill; then touch killed; elif test -e pid-a && ! test -e hangs; then touch hangs; sleep 1000; fi; %s`, s.dir, flags[3])
 			r := s.start(t, "a", flags...)
 			s.awaitStart(t, 0)
 			if err := syscall.Kill(r.pid(t, "guard"), syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, soon, "-stop hangs", func() bool { return exists(hangs) })
-			if told { // the trust in the term ends while -stop hangs
+			eventually(t, soon, "--stop hangs", func() bool { return exists(hangs) })
+			if told { // the trust in the term ends while --stop hangs
 				r.signal(t, syscall.SIGTERM)
-				eventually(t, soon, "-stop kills", func() bool { return exists(killed) && s.idle() })
+				eventually(t, soon, "--stop kills", func() bool { return exists(killed) && s.idle() })
 				return
 			}
 			store := s.open(t)
 			awaitRenewal(t, store)
 			if exists(killed) {
-				t.Error("-stop was killed before the lease was lost")
+				t.Error("--stop was killed before the lease was lost")
 			}
 			eventually(t, soon, "the record is deleted", func() bool {
 				h, held := holding(t, store)
 				return held && store.DeleteIf(t.Context(), h.Key, tenure.IfVersion(h.Version)) == nil
 			})
-			eventually(t, soon, "-stop kills", func() bool { return exists(killed) })
+			eventually(t, soon, "--stop kills", func() bool { return exists(killed) })
 		})
 	}
 }
@@ -711,11 +711,11 @@ func TestOnLossKillHoldsForAServiceWhoseGuardIsGone(t *testing.T) {
 func TestOnLossKillLeavesNothingBelowTheGuard(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
-		t.Skip("on this system what has left the group of -stop is not found")
+		t.Skip("on this system what has left the group of --stop is not found")
 	}
 	s := sqliteSite(t)
 	left := filepath.Join(s.dir, "left")
-	flags := s.supervised(t, "a", "-on-loss", "kill")
+	flags := s.supervised(t, "a", "--on-loss", "kill")
 	flags[3] += fmt.Sprintf(`; test "$TENURE_STOP" != kill || { setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $! >%s; }`, left)
 	r := s.start(t, "a", flags...)
 	s.awaitStart(t, 0)
@@ -732,12 +732,12 @@ func TestOnLossKillLeavesNothingBelowTheGuard(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !gone(pid) {
-		t.Error("a process that -stop has started outlives the guard")
+		t.Error("a process that --stop has started outlives the guard")
 		syscall.Kill(-pid, syscall.SIGKILL)
 	}
 }
 
-// A -start that goes on after -stop has succeeded would start the service beside that of
+// A --start that goes on after --stop has succeeded would start the service beside that of
 // the next holder.
 func TestNothingOfAStartOutlivesItsGuard(t *testing.T) {
 	t.Parallel()
@@ -759,19 +759,19 @@ func TestNothingOfAStartOutlivesItsGuard(t *testing.T) {
 			if first {
 				create("slow")
 			}
-			r := s.start(t, "a", "-start", start, "-stop", stop, "-start-every", "100ms")
+			r := s.start(t, "a", "--start", start, "--stop", stop, "--start-every", "100ms")
 			if !first {
 				eventually(t, soon, "it is started", func() bool { return exists("ran") })
 				create("slow")
 			}
-			eventually(t, soon, "-start is under way", func() bool { return exists("begun") })
+			eventually(t, soon, "--start is under way", func() bool { return exists("begun") })
 			if err := syscall.Kill(r.pid(t, "guard"), syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, soon, "-stop is run", func() bool { return exists("stopped") })
+			eventually(t, soon, "--stop is run", func() bool { return exists("stopped") })
 			time.Sleep(2 * time.Second)
 			if exists("started") {
-				t.Error("it has started the service after -stop")
+				t.Error("it has started the service after --stop")
 			}
 		})
 	}
@@ -783,15 +783,15 @@ func TestAServiceInTheGroupOfItsStartIsLeftToStop(t *testing.T) {
 	exists := func(name string) bool { _, err := os.Stat(filepath.Join(s.dir, name)); return err == nil }
 	start := fmt.Sprintf(`cd %s; sh -c 'trap "touch told; exit" TERM; while :; do sleep 0.05; done' >/dev/null 2>&1 & echo $! >%[1]s/pid`, s.dir)
 	stop := fmt.Sprintf(`cd %s; test -e pid || exit 0; kill $(cat pid); rm pid; for i in $(seq 100); do test -e told && break; sleep 0.05; done; touch stopped`, s.dir)
-	r := s.start(t, "a", "-start", start, "-stop", stop)
+	r := s.start(t, "a", "--start", start, "--stop", stop)
 	eventually(t, soon, "it is started", func() bool { return exists("pid") })
-	time.Sleep(300 * time.Millisecond) // -start returns
+	time.Sleep(300 * time.Millisecond) // --start returns
 	if err := syscall.Kill(r.pid(t, "guard"), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, soon, "-stop is run", func() bool { return exists("stopped") })
+	eventually(t, soon, "--stop is run", func() bool { return exists("stopped") })
 	if !exists("told") {
-		t.Error("the service was killed before -stop could stop it")
+		t.Error("the service was killed before --stop could stop it")
 	}
 }
 
@@ -822,7 +822,7 @@ func (s *site) supervised(t *testing.T, name string, more ...string) []string {
 		t.Fatal(err)
 	}
 	command := fmt.Sprintf("sh %s %%s %s %s %s", script, testBinary(t), s.dir, name)
-	return append([]string{"-start", fmt.Sprintf(command, "start"), "-stop", fmt.Sprintf(command, "stop")}, more...)
+	return append([]string{"--start", fmt.Sprintf(command, "start"), "--stop", fmt.Sprintf(command, "stop")}, more...)
 }
 
 func TestAServiceThatSomebodyStartsOnAStandbyIsStopped(t *testing.T) {
@@ -830,7 +830,7 @@ func TestAServiceThatSomebodyStartsOnAStandbyIsStopped(t *testing.T) {
 	s := sqliteSite(t)
 	a := s.start(t, "a", s.supervised(t, "a")...)
 	s.awaitStart(t, 0)
-	b := s.start(t, "b", s.supervised(t, "b", "-stop-every", "100ms")...)
+	b := s.start(t, "b", s.supervised(t, "b", "--stop-every", "100ms")...)
 	b.awaitLog(t, `msg="lease has another holder"`)
 	for range 2 {
 		byHand := exec.Command("sleep", "1000")
@@ -849,7 +849,7 @@ func TestAServiceThatSomebodyStartsOnAStandbyIsStopped(t *testing.T) {
 			byHand.Process.Kill()
 			t.Fatal("it runs on")
 		}
-		eventually(t, soon, "-stop ends", func() bool { _, err := os.Stat(pid); return err != nil })
+		eventually(t, soon, "--stop ends", func() bool { _, err := os.Stat(pid); return err != nil })
 	}
 
 	// The holder's own is left alone, and so is that of b when b holds.
@@ -879,7 +879,7 @@ func TestAServiceThatHasEndedIsStartedAgainByItsHolder(t *testing.T) {
 	}
 	replica := func(name string) *replica {
 		stop := fmt.Sprintf("kill $(cat %s-%s) 2>/dev/null; rm -f %[1]s-%[2]s", pids, name)
-		return s.start(t, name, "-start", start(name), "-stop", stop, "-start-every", "100ms")
+		return s.start(t, name, "--start", start(name), "--stop", stop, "--start-every", "100ms")
 	}
 	a := replica("a")
 	eventually(t, soon, "it is started", func() bool { return len(started()) == 2 })
@@ -906,7 +906,7 @@ func TestAServiceThatHasEndedIsStartedAgainByItsHolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, soon, "b starts it", func() bool { return len(started()) == 6 && started()[4] == "b" })
-	a.awaitLog(t, "-start: exit status 3")
+	a.awaitLog(t, "--start: exit status 3")
 }
 
 func TestATermBeginsWhenTheStopOfAStandbyHasEnded(t *testing.T) {
@@ -914,8 +914,8 @@ func TestATermBeginsWhenTheStopOfAStandbyHasEnded(t *testing.T) {
 	s := sqliteSite(t)
 	a := s.start(t, "a", s.supervised(t, "a")...)
 	s.awaitStart(t, 0)
-	// The -stop of b is nearly always under way.
-	log, flags := filepath.Join(s.dir, "commands"), s.supervised(t, "b", "-stop-every", "50ms", "-stop-timeout", "1500ms")
+	// The --stop of b is nearly always under way.
+	log, flags := filepath.Join(s.dir, "commands"), s.supervised(t, "b", "--stop-every", "50ms", "--stop-timeout", "1500ms")
 	flags[1] = fmt.Sprintf("echo start >>%s; %s", log, flags[1])
 	flags[3] = fmt.Sprintf("echo begin >>%s; sleep 0.3; %s; echo end >>%[1]s", log, flags[3])
 	b := s.start(t, "b", flags...)
@@ -957,7 +957,7 @@ func TestALogThatNobodyReadsDoesNotBlock(t *testing.T) {
 			if _, err := in.Write(make([]byte, 1<<20)); err == nil {
 				t.Fatal("the pipe is not full")
 			}
-			args := append([]string{"run", "-key", "svc", "-ttl", testTTL.String(), "-store", s.store}, s.service(t, "stubborn")...)
+			args := append([]string{"run", "--key", "svc", "--ttl", testTTL.String(), "--store", s.store}, s.service(t, "stubborn")...)
 			cmd := exec.Command(testBinary(t), args...)
 			cmd.Env = append(environ(), asTenure+"=1")
 			cmd.Stderr = in

@@ -39,27 +39,27 @@ func TestWhatTheCommandsPrintAsJSONStaysAsItIs(t *testing.T) {
 		}
 		fmt.Fprintln(&got)
 	}
-	line("status -json", held)
-	line("status -json", expired)
-	line("status -json", newLeaseView(offered, false))
-	line("status -json", free)
-	line("status -json", newLeaseView(busy, false))
-	line("status -json", leaseView{Key: "lease/nightly", State: stateExclusive, Exclusive: &soleProcess{PID: 4711, Program: "sweeper"}})
-	line("list -json", leaseList{held})
-	line("watch -json", change{at.Add(time.Hour), free})
-	line("resign -json", requested{Key: "lease/nightly", Holder: "replica-a"})
-	line("handover -json", requested{Key: "lease/nightly", Holder: "replica-a", To: "replica-b"})
-	line("owner -json", ownerView{Key: "tenant/acme", State: stateHeld, Session: session, Token: 1767323045678000, leaseView: record})
-	line("owner -json", ownerView{Key: "tenant/acme", State: stateUnused})
-	line("list -sessions -json", sessionList{
+	line("status --json", held)
+	line("status --json", expired)
+	line("status --json", newLeaseView(offered, false))
+	line("status --json", free)
+	line("status --json", newLeaseView(busy, false))
+	line("status --json", leaseView{Key: "lease/nightly", State: stateExclusive, Exclusive: &soleProcess{PID: 4711, Program: "sweeper"}})
+	line("list --json", leaseList{held})
+	line("watch --json", change{at.Add(time.Hour), free})
+	line("resign --json", requested{Key: "lease/nightly", Holder: "replica-a"})
+	line("handover --json", requested{Key: "lease/nightly", Holder: "replica-a", To: "replica-b"})
+	line("owner --json", ownerView{Key: "tenant/acme", State: stateHeld, Session: session, Token: 1767323045678000, leaseView: record})
+	line("owner --json", ownerView{Key: "tenant/acme", State: stateUnused})
+	line("list --sessions --json", sessionList{
 		{Session: session, State: stateHeld, leaseView: record, Claims: []kindView{{Kind: "jobs", Claims: 3}, {Kind: "tenant", Claims: countClaimsTo, More: true}}},
 		{Session: term, State: stateGone, leaseView: leaseView{Key: sessionKey(term).String()}, Claims: []kindView{{Kind: "jobs", Claims: 1}}},
 	})
-	line("doctor -json", &diagnosis{Server: "PostgreSQL 16.4, through a pooler in transaction mode", Fit: true, Renewals: 1890, RenewalP50: 1.25, RenewalP99: 3.5, WakeUp: 0.75,
+	line("doctor --json", &diagnosis{Server: "PostgreSQL 16.4, through a pooler in transaction mode", Fit: true, Renewals: 1890, RenewalP50: 1.25, RenewalP99: 3.5, WakeUp: 0.75,
 		Clock: &clockReport{OffsetMS: -12, RatePercent: 0.002, UncertainPercent: 0.04}, TTL: 30,
 		Findings: []finding{{levelNote, "pooler", "the pooler is in transaction mode, in which nobody can listen", "set PostgresConfig.ListenURL to the server itself, to have standbys woken"}}})
-	line("migrate -json", migrated{Store: "jobs.db"})
-	line("version -json", newVersionView(&debug.BuildInfo{GoVersion: "go1.26.0", Main: debug.Module{Version: "v1.0.0"}, Settings: []debug.BuildSetting{
+	line("migrate --json", migrated{Store: "jobs.db"})
+	line("version --json", newVersionView(&debug.BuildInfo{GoVersion: "go1.26.0", Main: debug.Module{Version: "v1.0.0"}, Settings: []debug.BuildSetting{
 		{Key: "vcs.revision", Value: "4f3e9d4e"}, {Key: "vcs.time", Value: "2026-01-02T03:04:05Z"}, {Key: "vcs.modified", Value: "true"},
 	}}))
 	golden.Compare(t, "json", got.String())

@@ -3,13 +3,17 @@
 package main
 
 import (
-	"flag"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/tenurelib/tenure/claims"
 )
@@ -26,93 +30,84 @@ func printed(t *testing.T, args ...string) string {
 
 func TestShellsCompleteCommandsAndFlags(t *testing.T) {
 	t.Parallel()
-	for shell, ask := range map[string]string{
-		"bash": `complete() { :; }; source "$SCRIPT"; COMP_WORDS=($LINE_); [[ $LINE_ != *' ' ]] || COMP_WORDS+=(''); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _tenure; printf '%s\n' "${COMPREPLY[@]}"`,
-		"zsh": `compdef() { : }; _files() { : }; compadd() { shift; print -l -- ${(M)@:#$words[CURRENT]*} }
-			source "$SCRIPT"; words=(${=LINE_}); [[ $LINE_ != *' ' ]] || words+=(''); CURRENT=$#words; _tenure`,
-		"fish": `source $SCRIPT; complete -C $LINE_`,
+	for line, want := range map[string]string{
+		"st":                    "status",
+		"h":                     "handover help",
+		"handover --t":          "--table --to",
+		"run --unfence":         "--unfence --unfence-every",
+		"list --type x --sto":   "--store",
+		"list -type x --sto":    "--store",
+		"run --key k -- web --": "",
+		"completion ":           "bash fish powershell zsh",
 	} {
-		t.Run(shell, func(t *testing.T) {
-			t.Parallel()
-			path, err := exec.LookPath(shell)
-			if err != nil {
-				t.Skip(err)
-			}
-			script := filepath.Join(t.TempDir(), "completion")
-			if err := os.WriteFile(script, []byte(printed(t, "completion", shell)), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			for line, want := range map[string]string{
-				"tenure st":                "status",
-				"tenure h":                 "handover",
-				"tenure handover -t":       "-table -to",
-				"tenure run -unfence":      "-unfence -unfence-every",
-				"tenure ddl -q":            "-queue",
-				"tenure version -":         "-h -json",
-				"tenure list -type x -sto": "-store",
-				"tenure watch -key ":       "", // a value, for which there are only files
-			} {
-				cmd := exec.Command(path, "-c", ask)
-				cmd.Dir = t.TempDir()
-				cmd.Env = append(environ(), "SCRIPT="+script, "LINE_="+line, "HOME="+t.TempDir())
-				out, err := cmd.CombinedOutput()
-				if err != nil {
-					t.Fatalf("%q: %v: %s", line, err, out)
-				}
-				got := map[string]bool{}
-				for text := range strings.SplitSeq(string(out), "\n") {
-					word, _, _ := strings.Cut(text, "\t") // fish adds a description
-					got[word] = word != ""
-				}
-				for word := range strings.FieldsSeq(want) {
-					if !got[word] && !(shell == "fish" && word == "-h") {
-						t.Errorf("%q is not completed to %s: %q", line, word, out)
-					}
-					delete(got, word)
-				}
-				for word, is := range got {
-					if is {
-						t.Errorf("%q is completed to %s", line, word)
-					}
-				}
-			}
-		})
+		args := append([]string{"__completeNoDesc"}, strings.Split(line, " ")...)
+		status, stdout, _ := tenureCommand(t, args...)
+		words := strings.Fields(stdout)
+		if status != 0 || len(words) == 0 || strings.Join(words[:len(words)-1], " ") != want { // the last is for the script
+			t.Errorf("%q: exit status %d and %q, want %s", line, status, stdout, want)
+		}
+	}
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		if script := printed(t, "completion", shell); !strings.Contains(script, "__complete") {
+			t.Errorf("the script for %s asks nothing:\n%s", shell, script)
+		}
+	}
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip(err)
+	}
+	dir := t.TempDir()
+	if err := os.Symlink(testBinary(t), filepath.Join(dir, "tenure")); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(bash, "-c", `
+		_init_completion() { words=("${COMP_WORDS[@]}") cword=$COMP_CWORD cur=${COMP_WORDS[COMP_CWORD]}; } # of the package bash-completion
+		compopt() { :; } # which needs a shell that completes
+		source <(tenure completion bash)
+		COMP_WORDS=(tenure handover --st) COMP_CWORD=2 COMP_TYPE=9
+		__start_tenure && echo "${COMPREPLY[@]}"`)
+	cmd.Env = append(environ(), asTenure+"=1", "PATH="+dir+":"+os.Getenv("PATH"))
+	if out, err := cmd.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "--store" {
+		t.Errorf("bash: %q, %v", out, err)
 	}
 }
 
-func TestTheManualPageHasAllCommandsAndFlags(t *testing.T) {
+func TestEachCommandHasAManualPageWithItsFlags(t *testing.T) {
 	t.Parallel()
-	page := printed(t, "man")
-	for _, c := range commands() {
-		if c.summary == "" {
+	pages := map[string]string{"": printed(t, "man")}
+	for _, c := range newRoot(&output{}).Commands() {
+		if c.Hidden {
 			continue
 		}
-		_, section, ok := strings.Cut(page, "\n.SS tenure "+c.name+" ")
-		section, _, _ = strings.Cut(section, "\n.SS ")
-		new(options).flagSet(c).VisitAll(func(f *flag.Flag) {
-			ok = ok && strings.Contains(section, "\n.TP\n\\fB\\-"+strings.ReplaceAll(f.Name, "-", `\-`)+`\fR`)
+		page := printed(t, "man", c.Name())
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if !strings.Contains(page, `\fB--`+f.Name+`\fP`) {
+				t.Errorf("the page of %s lacks --%s", c.Name(), f.Name)
+			}
 		})
-		if !ok {
-			t.Errorf("%s or a flag of it is missing", c.name)
-		}
+		pages[c.Name()] = page
 	}
 	groff, err := exec.LookPath("groff")
 	if err != nil {
 		t.Skip(err)
 	}
-	cmd := exec.Command(groff, "-man", "-Tutf8", "-ww")
-	cmd.Stdin = strings.NewReader(page)
-	var warnings strings.Builder
-	cmd.Stderr = &warnings
-	text, err := cmd.Output()
-	if err != nil || warnings.Len() > 0 {
-		t.Errorf("groff: %v: %s", err, &warnings)
-	}
-	plain := regexp.MustCompile(`\x1b\[[0-9;]*m|.\x08`).ReplaceAllString(string(text), "") // without bold and underlined
-	plain = strings.ReplaceAll(plain, "\u2212", "-")
-	for _, want := range []string{"-unfence-every TIME", "$TENURE_STORE", `marked with "…"`} {
-		if !strings.Contains(strings.Join(strings.Fields(plain), " "), want) {
-			t.Errorf("the page does not show %s", want)
+	for name, page := range pages {
+		cmd := exec.Command(groff, "-k", "-man", "-Tutf8", "-ww")
+		cmd.Stdin = strings.NewReader(page)
+		var warnings strings.Builder
+		cmd.Stderr = &warnings
+		text, err := cmd.Output()
+		if err != nil || warnings.Len() > 0 {
+			t.Errorf("%s: groff: %v: %s", name, err, &warnings)
+		}
+		if name != "run" {
+			continue
+		}
+		plain := regexp.MustCompile(`\x1b\[[0-9;]*m|.\x08`).ReplaceAllString(string(text), "") // without bold and underlined
+		for _, want := range []string{"--unfence-every", "    tenure run --store STORE --key web --start", "marked with \"…\""} {
+			if !strings.Contains(plain, want) {
+				t.Errorf("the page does not show %s:\n%s", want, plain)
+			}
 		}
 	}
 }
@@ -121,17 +116,17 @@ func TestTheUnitRunsTheSameCommandLine(t *testing.T) {
 	t.Setenv(storeEnv, "")
 	dir := t.TempDir()
 	// Systemd wants the program to exist.
-	args := []string{"unit", "-key", "web", "-unique-replica", "-ttl", "45s", "-check", `test 5% = "$A" && :`, "--", testBinary(t), "a b", `c\d`, "ü;"}
+	args := []string{"unit", "--key", "web", "--unique-replica", "--ttl", "45s", "--check", `test 5% = "$A" && :`, "--", testBinary(t), "a b", `c\d`, "ü;"}
 	unit := printed(t, args...)
 	for _, want := range []string{
-		"\nEnvironmentFile=/etc/tenure.env\nEnvironment=TENURE_REPLICA_ID=%H\nExecStart=" + testBinary(t) + ` run -key web -unique-replica -ttl 45s -check "test 5%% = \"$$A\" && :" -- ` + testBinary(t) + ` "a b" "c\\d" "ü;"` + "\n",
+		"\nEnvironmentFile=/etc/tenure.env\nEnvironment=TENURE_REPLICA_ID=%H\nExecStart=" + testBinary(t) + ` run --key web --unique-replica --ttl 45s --check "test 5%% = \"$$A\" && :" -- ` + testBinary(t) + ` "a b" "c\\d" "ü;"` + "\n",
 		"\nKillMode=mixed\nTimeoutStopSec=45\n",
 	} {
 		if !strings.Contains(unit, want) {
 			t.Errorf("the unit has no %q:\n%s", want, unit)
 		}
 	}
-	if own := printed(t, "unit", "-key", "web", "-replica", "a", "-store", "/var/lib/web.db", "--", testBinary(t)); strings.Contains(own, "Environment") || !strings.Contains(own, "-store /var/lib/web.db ") {
+	if own := printed(t, "unit", "--key", "web", "--replica", "a", "--store", "/var/lib/web.db", "--", testBinary(t)); strings.Contains(own, "Environment") || !strings.Contains(own, "--store /var/lib/web.db ") {
 		t.Errorf("with a name and a store of its own the unit is\n%s", own)
 	}
 	verify, err := exec.LookPath("systemd-analyze")
@@ -152,8 +147,8 @@ func TestThePrintedStatementsMakeATableAQueue(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, s *site) {
 		s.ask(t, "migrate")
 		s.exec(t, `CREATE TABLE mails (id text PRIMARY KEY NOT NULL, status text, customer text NOT NULL)`)
-		ddl := printed(t, "ddl", "-store", s.store, "-queue", "mails", "-ready", "status = 'queued'", "-order", "status, id",
-			"-columns", "attempts, not_before=run_at,requested,expires,limit,token=fence,per_key=customer")
+		ddl := printed(t, "ddl", "--store", s.store, "--queue", "mails", "--ready", "status = 'queued'", "--order", "status, id",
+			"--columns", "attempts, not_before=run_at,requested,expires,limit,token=fence,per_key=customer")
 		if !strings.Contains(ddl, ` (status, id) WHERE "session" IS NULL AND (status = 'queued')`) {
 			t.Errorf("an index has other rows, or another order:\n%s", ddl)
 		}
@@ -214,11 +209,9 @@ func TestCommandLinesInTheDocumentsAreValid(t *testing.T) {
 		if !strings.HasSuffix(page, "/command.md") && page != "README.md" {
 			continue
 		}
-		all := flag.NewFlagSet("", flag.ContinueOnError)
-		new(options).define(all)
-		for _, found := range regexp.MustCompile("`-([a-z][a-z-]*)[` ]").FindAllStringSubmatch(string(text), -1) {
-			if all.Lookup(found[1]) == nil {
-				t.Errorf("%s names -%s, which is no flag", page, found[1])
+		for _, found := range regexp.MustCompile("`--?([a-z][a-z-]*)[` ]").FindAllStringSubmatch(string(text), -1) {
+			if !strings.HasPrefix(found[0], "`--") || !slices.ContainsFunc(newRoot(&output{}).Commands(), func(c *cobra.Command) bool { return c.Flags().Lookup(found[1]) != nil }) {
+				t.Errorf("%s names %s, which is no flag", page, found[0])
 			}
 		}
 	}
@@ -232,29 +225,31 @@ func checkOnly(args []string) error {
 	if args[0] == "-h" {
 		return nil
 	}
-	for _, c := range commands() {
-		if c.name != args[0] {
-			continue
-		}
-		o := &options{given: map[string]bool{}}
-		flags := o.flagSet(c)
-		if err := flags.Parse(args[1:]); err != nil {
-			return err
-		}
-		flags.Visit(func(f *flag.Flag) { o.given[f.Name] = true })
-		if c.name == runCommand.name || c.name == unitCommand.name {
-			o.given["replica"], o.replica = true, "a"
-			program := flags.Args()
-			if len(program) > 0 {
-				program = []string{"true"}
-			}
-			_, err := o.validate(program)
-			return err
-		}
-		if c.check != nil {
-			return c.check(o)
-		}
-		return nil
+	c, args, err := newRoot(&output{stdout: io.Discard, stderr: io.Discard}).Find(args)
+	if err == nil {
+		err = c.ParseFlags(args)
 	}
-	return usageError("no command %s", args[0])
+	if err == nil {
+		err = c.ValidateArgs(c.Flags().Args())
+	}
+	if err == nil {
+		err = c.ValidateFlagGroups()
+	}
+	if err != nil {
+		return err
+	}
+	program := c.Flags().Args()
+	if c.Name() == "run" || c.Name() == "unit" {
+		c.Flags().Set("replica", "a")
+		if len(program) > 0 {
+			program = []string{"true"}
+		}
+	}
+	if c.Name() == "unit" { // which connects to nothing
+		return c.RunE(c, program)
+	}
+	if c.PreRunE != nil {
+		return c.PreRunE(c, program)
+	}
+	return nil
 }

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,28 +14,38 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/tenurelib/tenure/internal/proctree"
 )
 
 // The guard is a process between tenure and the program, one for each term. It ends the
 // program when tenure orders it or has ended, and, by its own timer, before trust in the term
 // ends. The program therefore ends in time even if tenure is stopped, hangs or has been killed.
-var guardCommand = command{
-	name:     "guard",
-	synopsis: "[flags] [-- program [argument...]]",
-	about:    "Started by tenure run.",
-	flags:    "ask stop-timeout on-loss start stop start-every log",
-	takes:    true,
-	act: func(_ context.Context, o *options, out *output, args []string) error {
-		return runGuard(o.guardConfig, args, out.stderr)
-	},
+func guardCommand(out *output) *cobra.Command {
+	cfg := guardConfig{}
+	c := &cobra.Command{
+		Use:    "guard [flags] [-- program [argument...]]",
+		Hidden: true,
+		Args:   cobra.ArbitraryArgs,
+		RunE:   func(_ *cobra.Command, args []string) error { return runGuard(cfg, args, out.stderr) },
+	}
+	flags := c.Flags()
+	flags.DurationVar(&cfg.ask, "ask", 0, "")
+	flags.DurationVar(&cfg.stopTimeout, "stop-timeout", 0, "")
+	flags.StringVar(&cfg.onLoss, "on-loss", "", "")
+	flags.StringVar(&cfg.start, "start", "", "")
+	flags.StringVar(&cfg.stop, "stop", "", "")
+	flags.DurationVar(&cfg.startEvery, "start-every", 0, "")
+	flags.StringVar(&cfg.log, "log", "", "")
+	return c
 }
 
 // The file descriptors that a guard inherits.
 const (
 	ordersFD  = 3
 	reportsFD = 4
-	nameFD    = 5 // with -unique-replica: held open, so that the next run waits for this guard
+	nameFD    = 5 // with --unique-replica: held open, so that the next run waits for this guard
 )
 
 // killInterval is the time between two SIGKILLs.
@@ -49,10 +58,10 @@ type guardConfig struct {
 	onLoss      string
 	start, stop string
 	startEvery  time.Duration
-	log         logFormat
+	log         string
 }
 
-// killsService reports whether the guard kills a service at a loss. Otherwise -stop stops it,
+// killsService reports whether the guard kills a service at a loss. Otherwise --stop stops it,
 // however long that takes.
 func (c guardConfig) killsService() bool { return c.start != "" && c.onLoss == onLossKill }
 
@@ -278,7 +287,7 @@ func (g *guard) stop(sig syscall.Signal) {
 	}
 	allowed := g.cfg.stopTimeout
 	if g.cfg.killsService() {
-		allowed = longestTTL // without a loss, -stop has as long as the lease lasts
+		allowed = longestTTL // without a loss, --stop has as long as the lease lasts
 	}
 	g.stopping, g.killBy = true, newInstant(time.Now(), allowed)
 	g.charge.stop(sig)

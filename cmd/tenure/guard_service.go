@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// stopPause is how long to wait after a -stop command has failed.
+// stopPause is how long to wait after a --stop command has failed.
 const stopPause = time.Second
 
 // service is a charge that one command starts and another stops. It is gone when the stop
 // command has succeeded. That command is retried rather than killed, because killing it
-// would not stop the service. With -on-loss kill, a loss kills it all the same, and whatever the
+// would not stop the service. With --on-loss kill, a loss kills it all the same, and whatever the
 // start command has left below this process. Then the stop command is run for what is not there.
 type service struct {
 	startLine, stopLine string
@@ -26,7 +26,7 @@ type service struct {
 	report              func(report)    // must not block
 	told                context.Context // done when the service must stop
 	tell                context.CancelFunc
-	lost                context.Context // done when the service must be killed; never without -on-loss kill
+	lost                context.Context // done when the service must be killed; never without --on-loss kill
 	lose                context.CancelFunc
 	left                chan ending
 }
@@ -50,10 +50,10 @@ func (s *service) run() ending {
 	end := ending{Text: "it was stopped"}
 	for s.told.Err() == nil {
 		if err := runReportedHook(s.told, s.startLine, nil, os.Environ(), os.Stderr, s.report); err != nil && s.told.Err() == nil {
-			end = ending{Status: 1, Text: fmt.Sprintf("-start: %v", err)}
+			end = ending{Status: 1, Text: fmt.Sprintf("--start: %v", err)}
 			break
 		}
-		var again <-chan time.Time // never, unless -start is run again
+		var again <-chan time.Time // never, unless --start is run again
 		if s.startEvery > 0 {
 			again = time.After(s.startEvery)
 		}
@@ -70,7 +70,7 @@ func (s *service) run() ending {
 	return end
 }
 
-// stopService runs a -stop command until it succeeds or ctx is done.
+// stopService runs a --stop command until it succeeds or ctx is done.
 func stopService(ctx context.Context, line string, env []string, log *slog.Logger) error {
 	for said := ""; ; {
 		err := runHook(ctx, line, nil, env, os.Stderr)
@@ -79,7 +79,7 @@ func stopService(ctx context.Context, line string, env []string, log *slog.Logge
 		}
 		if err.Error() != said && ctx.Err() == nil {
 			said = err.Error()
-			log.Error("-stop command failed; retrying", "error", err)
+			log.Error("--stop command failed; retrying", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -92,7 +92,7 @@ func stopService(ctx context.Context, line string, env []string, log *slog.Logge
 func (s *service) pass(syscall.Signal) {}
 
 func (s *service) stop(sig syscall.Signal) {
-	if sig == syscall.SIGKILL { // first, so that -stop does not begin in an orderly way
+	if sig == syscall.SIGKILL { // first, so that --stop does not begin in an orderly way
 		s.kill()
 	}
 	s.tell()

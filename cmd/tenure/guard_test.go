@@ -119,7 +119,7 @@ func TestAGuardEndsTheProgramByItself(t *testing.T) {
 		s.answer(3*time.Second, hard, soft)
 		s.over(t, true, "begin 0s", "stop 9.5s", "kill 10s")
 	})
-	bubble("if tenure hangs with -on-loss kill, it is killed at once", func(t *testing.T) {
+	bubble("if tenure hangs with --on-loss kill, it is killed at once", func(t *testing.T) {
 		s := newScene(t, onLossKill)
 		s.answer(3*time.Second, hard, soft)
 		s.over(t, true, "begin 0s", "stop 9.5s", "kill 9.5s")

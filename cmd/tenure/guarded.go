@@ -30,7 +30,7 @@ type guarded struct {
 	mu     sync.Mutex // guards orders: signals are passed from another goroutine
 	orders *os.File
 
-	group knownGroup // the program's, or that of the run of -start that is under way
+	group knownGroup // the program's, or that of the run of --start that is under way
 }
 
 // startGuarded starts a guard, which starts the program once it knows how much trust is
@@ -47,7 +47,7 @@ func startGuarded(term *tenure.Term, args []string, t timing, name *os.File, log
 		return nil, err
 	}
 	defer reportsIn.Close()
-	cmd := exec.Command(self(), append([]string{"guard", "-ask", t.ask.String(), "-stop-timeout", t.stop.String()}, args...)...)
+	cmd := exec.Command(self(), append([]string{"guard", "--ask", t.ask.String(), "--stop-timeout", t.stop.String()}, args...)...)
 	cmd.Args[0] = "tenure"
 	cmd.Env = append(environ(), termEnv(term)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -204,7 +204,7 @@ func killDescendants(of int, patience time.Duration) {
 	}
 }
 
-// reap kills what is left of the process group of a program, or of a run of -start, whose
+// reap kills what is left of the process group of a program, or of a run of --start, whose
 // guard is gone.
 func (g *guarded) reap() {
 	for !errors.Is(g.group.signal(syscall.SIGKILL), syscall.ESRCH) && !g.group.onlyZombies() {

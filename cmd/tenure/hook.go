@@ -20,7 +20,7 @@ import (
 	"github.com/tenurelib/tenure"
 )
 
-// check runs -check.
+// check runs --check.
 func (r *runner) check(ctx context.Context, role tenure.Role) error {
 	arg := "standby"
 	if role == tenure.RoleHolder {
@@ -29,7 +29,7 @@ func (r *runner) check(ctx context.Context, role tenure.Role) error {
 	return runHook(ctx, r.opts.check, []string{arg}, environ(), nil)
 }
 
-// fence runs -fence for a host that has vanished and for the -peers.
+// fence runs --fence for a host that has vanished and for the --peers.
 func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 	term := tenure.TermFromContext(ctx)
 	// A host that has restarted must not cut off its own power or that of healthy peers.
@@ -40,7 +40,7 @@ func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 	// First, because the fence of a former holder may keep this host from fencing others.
 	if err := r.unfence(ctx); err != nil {
 		if term.Valid() { // otherwise it ends for a reason of its own
-			r.coordinator.Resign(ctx) // it must not be retried as -fence is
+			r.coordinator.Resign(ctx) // it must not be retried as --fence is
 		}
 		return err
 	}
@@ -62,7 +62,7 @@ func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 	return nil
 }
 
-// fencePeers runs -fence for each of the -peers but this replica and one more.
+// fencePeers runs --fence for each of the --peers but this replica and one more.
 func (r *runner) fencePeers(ctx context.Context, except string) (err error) {
 	for _, peer := range r.opts.peerNames() {
 		if peer == r.opts.replica || peer == except {
@@ -75,7 +75,7 @@ func (r *runner) fencePeers(ctx context.Context, except string) (err error) {
 	return err
 }
 
-// unfence runs -unfence, if there is one, once in a term.
+// unfence runs --unfence, if there is one, once in a term.
 func (r *runner) unfence(ctx context.Context) error {
 	id := tenure.TermFromContext(ctx).ID()
 	if r.opts.unfence == "" || r.unfenced == id {
@@ -97,13 +97,13 @@ func (r *runner) unfenceAgain(ctx context.Context) error {
 		if ctx.Err() == nil && !errors.Is(err, errTermOver) {
 			r.log.Error("failed to unfence this replica; giving up the lease", "error", err)
 		}
-		return fmt.Errorf("-unfence: %w", err)
+		return fmt.Errorf("--unfence: %w", err)
 	}
 	return nil
 }
 
-// assert runs -unfence and -fence again and again until ctx is done. It ends the term if an
-// -unfence fails.
+// assert runs --unfence and --fence again and again until ctx is done. It ends the term if an
+// --unfence fails.
 func (r *runner) assert(ctx context.Context, end context.CancelCauseFunc) (wait func()) {
 	var asserting sync.WaitGroup
 	if r.opts.unfenceEvery > 0 {
@@ -150,7 +150,7 @@ func (r *runner) repeat(ctx context.Context, interval time.Duration, failed stri
 	}
 }
 
-// stopStandby runs -stop if another replica holds the lease. A term that begins meanwhile
+// stopStandby runs --stop if another replica holds the lease. A term that begins meanwhile
 // waits for it, so it must not take longer than a program may take to end.
 func (r *runner) stopStandby(ctx context.Context) error {
 	select {
@@ -180,7 +180,7 @@ func runForTerm(ctx context.Context, line string, env ...string) error {
 	return runHook(ctx, line, nil, slices.Concat(environ(), termEnv(term), env), os.Stderr)
 }
 
-// runHook runs one of the user's commands, for example that of -check. It returns when
+// runHook runs one of the user's commands, for example that of --check. It returns when
 // the command has ended, or was killed because ctx is done. If output is nil, the error
 // has the last line of the command's output.
 func runHook(ctx context.Context, line string, args, env []string, output *os.File) error {

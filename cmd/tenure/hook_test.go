@@ -25,7 +25,7 @@ func TestNoCommandBeginsForATermThatIsOver(t *testing.T) {
 	}
 	began := filepath.Join(t.TempDir(), "began")
 	calls := func(ctx context.Context) map[string]error {
-		r := &runner{log: slog.New(slog.DiscardHandler), opts: &options{replica: "a", peers: "b", ttl: time.Minute}}
+		r := &runner{log: slog.New(slog.DiscardHandler), opts: &runOptions{replica: "a", peers: "b", ttl: time.Minute}}
 		r.opts.fence = "touch " + began + "-fence-$TENURE_PREDECESSOR"
 		errs := map[string]error{"fence-c": r.fence(ctx, tenure.Holding{Holder: "c"}), "fence-b": r.fencePeers(ctx, "")}
 		r.opts.unfence = "touch " + began + "-unfence"
@@ -61,7 +61,7 @@ func TestNoCommandBeginsForATermThatIsOver(t *testing.T) {
 func TestACheckThatLeavesAProcessWithItsOutputCountsAtAnyTTL(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
-	s.start(t, "a", append([]string{"-ttl", "1s", "-check", leaver(t)}, s.service(t)...)...)
+	s.start(t, "a", append([]string{"--ttl", "1s", "--check", leaver(t)}, s.service(t)...)...)
 	s.awaitStart(t, 0)
 }
 

@@ -14,12 +14,12 @@ import (
 // Root runs the commands here if the test does, and somebody else owns the folder.
 func TestNoCommandWritesThroughALinkBesideTheDatabase(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"migrate"}, {"doctor", "-look", "10ms"}, {"run", "-key", "k", "-once", "--", "true"}} {
+	for _, args := range [][]string{{"migrate"}, {"doctor", "--look", "10ms"}, {"run", "--key", "k", "--once", "--", "true"}} {
 		for what, exists := range map[string]bool{"a file": true, "nothing": false} {
 			t.Run(args[0]+", "+what, func(t *testing.T) {
 				dir, victim := t.TempDir(), filepath.Join(t.TempDir(), "victim")
 				store := filepath.Join(dir, "x.db")
-				if status, _, stderr := tenureCommand(t, "migrate", "-store", store); status != 0 {
+				if status, _, stderr := tenureCommand(t, "migrate", "--store", store); status != 0 {
 					t.Fatal(stderr)
 				}
 				if os.Getuid() == 0 {
@@ -39,7 +39,7 @@ func TestNoCommandWritesThroughALinkBesideTheDatabase(t *testing.T) {
 				if err := os.Symlink(victim, lock); err != nil {
 					t.Fatal(err)
 				}
-				cmd := exec.CommandContext(t.Context(), testBinary(t), append([]string{args[0], "-store", store}, args[1:]...)...)
+				cmd := exec.CommandContext(t.Context(), testBinary(t), append([]string{args[0], "--store", store}, args[1:]...)...)
 				cmd.Env = append(environ(), asTenure+"=1")
 				out, err := cmd.CombinedOutput()
 				if err == nil || !strings.Contains(string(out), lock+", which processes lock to claim the database, is a symbolic link") {

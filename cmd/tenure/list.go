@@ -12,6 +12,8 @@ import (
 	"io"
 	"slices"
 
+	"github.com/spf13/cobra"
+
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 	leaserecord "github.com/tenurelib/tenure/internal/record"
@@ -24,64 +26,69 @@ const (
 	mostOfType = 1000 // objects
 )
 
-var listCommand = command{
-	name:     "list",
-	synopsis: "-store STORE [-type TYPE | -sessions | -drained] [-json]",
-	summary:  "show all leases, all sessions, or all drained replicas",
-	about: `
-List shows the leases of all types, or of one: those that are held, and those that have
-expired without being released. It leaves out the records of sessions. -sessions shows these,
+func listCommand(out *output) *cobra.Command {
+	o := &options{}
+	var kind string
+	var sessions, drained bool
+	c := &cobra.Command{
+		Use:   "list --store STORE [--type TYPE | --sessions | --drained]",
+		Short: "show all leases, all sessions, or all drained replicas",
+		Long: `List shows the leases of all types, or of one: those that are held, and those that have
+expired without being released. It leaves out the records of sessions. --sessions shows these,
 with the numbers of keys and rows of queues that each session owns. It counts up to 100,000
-of each kind, and then prints 100000+. -drained shows the replicas that "tenure drain" has
+of each kind, and then prints 100000+. --drained shows the replicas that "tenure drain" has
 marked.
 
-Without -type, list reads at most 100 types and the first 1,000 objects of each, shows
-the leases among them, and says on stderr which types have more. With -type, it reads and
+Without --type, list reads at most 100 types and the first 1,000 objects of each, shows
+the leases among them, and says on stderr which types have more. With --type, it reads and
 shows all objects of the type.`,
-	flags:  storeFlags + "type sessions drained json",
-	usages: map[string]string{"json": "print a JSON array"},
-	check: func(o *options) error {
-		switch {
-		case o.kind == "" && o.given["type"]:
-			return usageError("-type is empty")
-		case o.sessions && o.kind != "", o.drained && o.kind != "", o.drained && o.sessions:
-			return usageError("give one of -type, -sessions and -drained")
-		}
-		return nil
-	},
-	act: func(ctx context.Context, o *options, out *output, _ []string) error {
-		return o.store.reading(ctx, out, func(ctx context.Context, store database, out *output) error {
-			if o.sessions {
-				return o.showSessions(ctx, store, out)
+		PreRunE: func(c *cobra.Command, _ []string) error {
+			if kind == "" && c.Flags().Changed("type") {
+				return usageError("--type is empty")
 			}
-			if o.drained {
-				marks, err := tenure.Drains(ctx, store)
-				list := drainList{}
-				for _, d := range marks {
-					list = append(list, viewOfDrain(d))
+			return nil
+		},
+		RunE: func(c *cobra.Command, _ []string) error {
+			return o.store.reading(c.Context(), out, func(ctx context.Context, store database, out *output) error {
+				if sessions {
+					return o.showSessions(ctx, store, out)
 				}
-				return cmp.Or(err, o.show(out, list))
-			}
-			var views leaseList
-			var err error
-			none := "no leases"
-			if o.kind == "" {
-				views, err = o.store.listAllLeases(ctx, store, out)
-			} else {
-				views, err = listLeases(ctx, store, o.kind)
-				none += " of type " + printable(o.kind)
-			}
-			if err != nil {
-				return err
-			}
-			if p := o.store.alone(); p != nil {
-				fmt.Fprintln(out.stderr, p.explain())
-			} else if len(views) == 0 && !o.json {
-				fmt.Fprintln(out.stderr, none)
-			}
-			return o.show(out, views)
-		})
-	},
+				if drained {
+					marks, err := tenure.Drains(ctx, store)
+					list := drainList{}
+					for _, d := range marks {
+						list = append(list, viewOfDrain(d))
+					}
+					return cmp.Or(err, o.show(out, list))
+				}
+				var views leaseList
+				var err error
+				none := "no leases"
+				if kind == "" {
+					views, err = o.store.listAllLeases(ctx, store, out)
+				} else {
+					views, err = listLeases(ctx, store, kind)
+					none += " of type " + printable(kind)
+				}
+				if err != nil {
+					return err
+				}
+				if p := o.store.alone(); p != nil {
+					fmt.Fprintln(out.stderr, p.explain())
+				} else if len(views) == 0 && !o.json {
+					fmt.Fprintln(out.stderr, none)
+				}
+				return o.show(out, views)
+			})
+		},
+	}
+	o.storeFlags(c)
+	c.Flags().StringVar(&kind, "type", "", "`TYPE` of the leases' keys (default: leases of all types)")
+	c.Flags().BoolVar(&sessions, "sessions", false, "list the sessions of package claims, and how many keys each owns")
+	c.Flags().BoolVar(&drained, "drained", false, "list the replicas that are drained")
+	o.jsonFlag(c)
+	c.MarkFlagsMutuallyExclusive("type", "sessions", "drained")
+	return c
 }
 
 func (o *options) showSessions(ctx context.Context, store database, out *output) error {
@@ -129,12 +136,12 @@ func (s *storeFlag) listAllLeases(ctx context.Context, store database, out *outp
 	}
 	if len(types) > mostTypes {
 		types = types[:mostTypes]
-		fmt.Fprintf(out.stderr, "there are more than %d types of objects; -type TYPE lists one\n", mostTypes)
+		fmt.Fprintf(out.stderr, "there are more than %d types of objects; --type TYPE lists one\n", mostTypes)
 	}
 	slices.Sort(types)
 	views := leaseList{}
 	for _, kind := range types {
-		if kind == objects.SessionType || kind == objects.LineageType || kind == objects.DrainType || (tenure.Key{Type: kind, ID: "any"}).Validate() != nil {
+		if !mayHaveLeases(kind) {
 			continue
 		}
 		read := 0
@@ -143,7 +150,7 @@ func (s *storeFlag) listAllLeases(ctx context.Context, store database, out *outp
 				return nil, err
 			}
 			if read++; read > mostOfType {
-				fmt.Fprintf(out.stderr, "only the first %d objects of type %[2]s were read; -type %[2]s reads all\n", mostOfType, printable(kind))
+				fmt.Fprintf(out.stderr, "only the first %d objects of type %[2]s were read; --type %[2]s reads all\n", mostOfType, printable(kind))
 				break
 			}
 			if !isLease(obj) {
@@ -157,6 +164,11 @@ func (s *storeFlag) listAllLeases(ctx context.Context, store database, out *outp
 		}
 	}
 	return views, nil
+}
+
+// mayHaveLeases reports whether objects of a type may be leases.
+func mayHaveLeases(kind string) bool {
+	return kind != objects.SessionType && kind != objects.LineageType && kind != objects.DrainType && (tenure.Key{Type: kind, ID: "any"}).Validate() == nil
 }
 
 // isLease reports whether an object is the record of a lease. The payload of another object may be anything.

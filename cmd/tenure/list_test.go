@@ -56,7 +56,7 @@ func TestListShowsTheLeasesOfAllTypesAndNothingElse(t *testing.T) {
 		}
 		var got []string
 		var list []leaseView
-		if err := json.Unmarshal([]byte(s.ask(t, "list", "-json")), &list); err != nil {
+		if err := json.Unmarshal([]byte(s.ask(t, "list", "--json")), &list); err != nil {
 			t.Fatal(err)
 		}
 		for _, v := range list {
@@ -68,7 +68,7 @@ func TestListShowsTheLeasesOfAllTypesAndNothingElse(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("the list has %q, want %q", got, want)
 		}
-		if got := s.ask(t, "list", "-type", "lease"); strings.Count(got, "\n") != 3 || !strings.Contains(got, "lease/sweeper  somebody ") {
+		if got := s.ask(t, "list", "--type", "lease"); strings.Count(got, "\n") != 3 || !strings.Contains(got, "lease/sweeper  somebody ") {
 			t.Errorf("the list of one type is\n%s", got)
 		}
 	}
@@ -94,16 +94,16 @@ func TestListReadsAMillionObjectsOnlyIfItIsToldTo(t *testing.T) {
 		s.exec(t, objects(`'widget'`, `'w' || n`, mostOfType+1)+objects(`'exact'`, `'w' || n`, mostOfType))
 		acquire(t, s.open(t), tenure.Key{Type: "widget", ID: "a-lease"})
 		acquire(t, s.open(t), tenure.Key{Type: "widget", ID: "z-lease"})
-		status, stdout, stderr := tenureCommand(t, "list", "-store", s.store)
-		if want := "only the first 1000 objects of type widget were read; -type widget reads all\n"; status != 0 || stderr != want ||
+		status, stdout, stderr := tenureCommand(t, "list", "--store", s.store)
+		if want := "only the first 1000 objects of type widget were read; --type widget reads all\n"; status != 0 || stderr != want ||
 			!strings.Contains(stdout, "widget/a-lease ") || strings.Contains(stdout, "z-lease") {
 			t.Errorf("exit status %d, %q and\n%s", status, stderr, stdout)
 		}
-		if got := s.ask(t, "list", "-type", "widget"); strings.Count(got, "\n") != 1+mostOfType+1+2 {
+		if got := s.ask(t, "list", "--type", "widget"); strings.Count(got, "\n") != 1+mostOfType+1+2 {
 			t.Errorf("the list of the type has %d lines", strings.Count(got, "\n"))
 		}
 		s.exec(t, objects(`'t' || n`, `'1'`, mostTypes))
-		if status, _, stderr := tenureCommand(t, "list", "-store", s.store); status != 0 || !strings.HasPrefix(stderr, "there are more than 100 types of objects; ") {
+		if status, _, stderr := tenureCommand(t, "list", "--store", s.store); status != 0 || !strings.HasPrefix(stderr, "there are more than 100 types of objects; ") {
 			t.Errorf("with many types: exit status %d and %q", status, stderr)
 		}
 	})
@@ -115,7 +115,7 @@ func TestATypeThatIsNoTextDoesNotKeepListFromEnding(t *testing.T) {
 	s.ask(t, "migrate")
 	s.exec(t, `INSERT INTO objects (object_type, id, payload, resource_version, created_at_ms, updated_at_ms)
 		VALUES (x'ff', '1', '{}', 1, 1, 1), (CAST(x'ff' AS TEXT), '1', '{}', 1, 1, 1), ('', '1', '{}', 1, 1, 1)`)
-	if status, stdout, stderr := tenureCommand(t, "list", "-store", s.store, "-json"); status != 0 || stdout != "[]\n" || stderr != "" {
+	if status, stdout, stderr := tenureCommand(t, "list", "--store", s.store, "--json"); status != 0 || stdout != "[]\n" || stderr != "" {
 		t.Errorf("exit status %d, %q and %q", status, stdout, stderr)
 	}
 }
@@ -126,7 +126,7 @@ func TestStatusNamesTheProcessThatHasAFileToItself(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "tenure.db")
 		ask := func(command ...string) (status int, stdout, stderr string) {
 			t.Helper()
-			return tenureCommand(t, append(command, "-store", path, "-table", table)...)
+			return tenureCommand(t, append(command, "--store", path, "--table", table)...)
 		}
 		store, err := tenure.OpenSQLite(t.Context(), path, tenure.SQLiteConfig{Table: table})
 		if err != nil {
@@ -134,19 +134,19 @@ func TestStatusNamesTheProcessThatHasAFileToItself(t *testing.T) {
 		}
 		explained := regexp.MustCompile(fmt.Sprintf(`process %d( \(\S+\))? has the file to itself \(it was opened without Shared\), and its leases are in that process only\n`, os.Getpid()))
 		for _, when := range []string{"before its table exists", "afterwards"} {
-			status, stdout, stderr := ask("status", "-key", "lease/sweeper")
+			status, stdout, stderr := ask("status", "--key", "lease/sweeper")
 			if status != exitUnused || stderr != "" || !explained.MatchString(stdout) || strings.Contains(stdout, "is the key right") {
 				t.Errorf("%s: exit status %d, %q and %q", when, status, stdout, stderr)
 			}
 			var v leaseView
-			_, stdout, _ = ask("status", "-key", "lease/sweeper", "-json")
+			_, stdout, _ = ask("status", "--key", "lease/sweeper", "--json")
 			if err := json.Unmarshal([]byte(stdout), &v); err != nil || v.Key != "lease/sweeper" || v.State != stateExclusive || v.Exclusive == nil || v.Exclusive.PID != os.Getpid() {
 				t.Errorf("%s: %s", when, stdout)
 			}
 			if _, err := os.Stat("/proc/self/comm"); err == nil && v.Exclusive.Program == "" {
 				t.Errorf("%s: no program: %s", when, stdout)
 			}
-			for _, args := range [][]string{{"resign", "-key", "lease/sweeper"}, {"handover", "-key", "lease/sweeper", "-to", "b"}} {
+			for _, args := range [][]string{{"resign", "--key", "lease/sweeper"}, {"handover", "--key", "lease/sweeper", "--to", "b"}} {
 				if status, _, stderr := ask(args...); status != 1 || !explained.MatchString(stderr) {
 					t.Errorf("%s, %v: exit status %d and %q", when, args, status, stderr)
 				}
@@ -155,7 +155,7 @@ func TestStatusNamesTheProcessThatHasAFileToItself(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if status, _, stderr := ask("drain", "-replica", "a"); status != 0 || !explained.MatchString(stderr) {
+		if status, _, stderr := ask("drain", "--replica", "a"); status != 0 || !explained.MatchString(stderr) {
 			t.Errorf("drain: exit status %d and %q", status, stderr)
 		}
 		if status, _, stderr := ask("list"); status != 0 || !explained.MatchString(stderr) {
@@ -170,7 +170,7 @@ func TestStatusNamesTheProcessThatHasAFileToItself(t *testing.T) {
 		if err := shared.Migrate(t.Context()); err != nil { // which locks the file, as a process that shares it
 			t.Fatal(err)
 		}
-		if status, stdout, _ := ask("status", "-key", "lease/sweeper"); status != exitUnused || !strings.Contains(stdout, "unused") {
+		if status, stdout, _ := ask("status", "--key", "lease/sweeper"); status != exitUnused || !strings.Contains(stdout, "unused") {
 			t.Errorf("of a shared file: exit status %d and %q", status, stdout)
 		}
 	}

@@ -3,27 +3,14 @@
 package main
 
 import (
-	"errors"
 	"io"
 	"log/slog"
 	"slices"
 	"time"
 )
 
-// logFormat is the value of -log; empty is text.
-type logFormat string
-
-func (f *logFormat) String() string { return string(*f) }
-
-func (f *logFormat) Set(value string) error {
-	if value != "json" && value != "text" {
-		return errors.New("want json or text")
-	}
-	*f = logFormat(value)
-	return nil
-}
-
-func newLogger(w io.Writer, format logFormat) *slog.Logger {
+// newLogger returns a logger whose lines are text, or JSON for --log json.
+func newLogger(w io.Writer, format string) *slog.Logger {
 	if format == "json" {
 		return slog.New(slog.NewJSONHandler(w, nil))
 	}

@@ -18,8 +18,8 @@ func TestTheLogOfTenureAndOfItsGuardIsJSONIfAskedFor(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	started, stops := filepath.Join(dir, "started"), filepath.Join(dir, "stops")
-	cmd := exec.Command(os.Args[0], "run", "-store", filepath.Join(dir, "t.db"), "-key", "k", "-log", "json",
-		"-start", "touch "+started, "-stop", "echo >>"+stops+"; test $(wc -l <"+stops+") -ne 2") // the guard's first one fails, and it says so
+	cmd := exec.Command(os.Args[0], "run", "--store", filepath.Join(dir, "t.db"), "--key", "k", "--log", "json",
+		"--start", "touch "+started, "--stop", "echo >>"+stops+"; test $(wc -l <"+stops+") -ne 2") // the guard's first one fails, and it says so
 	cmd.Env = slices.Concat(environ(), []string{asTenure + "=1", "GORACE=atexit_sleep_ms=0"})
 	var log strings.Builder
 	cmd.Stderr = &log
@@ -48,7 +48,7 @@ func TestTheLogOfTenureAndOfItsGuardIsJSONIfAskedFor(t *testing.T) {
 		}
 		messages[line.Msg] = true
 	}
-	for _, want := range []string{"lease acquired", "lease released", "guard: -stop command failed; retrying"} {
+	for _, want := range []string{"lease acquired", "lease released", "guard: --stop command failed; retrying"} {
 		if !messages[want] {
 			t.Errorf("no line says %q:\n%s", want, log.String())
 		}
@@ -56,7 +56,7 @@ func TestTheLogOfTenureAndOfItsGuardIsJSONIfAskedFor(t *testing.T) {
 }
 
 func TestAFormatOfTheLogThatIsNotKnownIsReported(t *testing.T) {
-	status, _, stderr := tenureCommand(t, "run", "-store", filepath.Join(t.TempDir(), "t.db"), "-key", "k", "-log", "xml", "--", "true")
+	status, _, stderr := tenureCommand(t, "run", "--store", filepath.Join(t.TempDir(), "t.db"), "--key", "k", "--log", "xml", "--", "true")
 	if status != 2 || !strings.Contains(stderr, "want json or text") {
 		t.Errorf("exit status %d: %s", status, stderr)
 	}

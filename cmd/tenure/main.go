@@ -7,235 +7,225 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"regexp"
+	"runtime/debug"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
+// Blocks are indented by four characters, so that the manual page keeps their lines.
 const overview = `Tenure runs a program in one place at a time, using a lease in Postgres, NATS JetStream,
 etcd, Kubernetes or a SQLite file.
 
-Usage:
-
-  tenure COMMAND [flags]
-
-Commands:
-
-%s
-Try it in two terminals, and press Ctrl-C in the one where the program runs:
-
-  tenure run -store /tmp/try.db -key web -replica a -- sh -c 'echo I run; exec sleep 1000'
-  tenure run -store /tmp/try.db -key web -replica b -- sh -c 'echo I run; exec sleep 1000'
-
 Stores:
 
-  /var/lib/web.db                                       a SQLite file, for the processes of one host
-  postgres://user:password@host/db
-  nats://host,host/?replicas=3&sync=always&creds=FILE   or user:password@ or nkey=FILE; stream=NAME; with
-                                                        TLS: ca=FILE, cert=FILE and key=FILE, tls=required
-  etcd://user:password@host,host/prefix                 etcds: with TLS: ca=FILE, cert=FILE and key=FILE
-  kube://NAMESPACE                                      Lease objects, with the pod's service account or the
-                                                        kubeconfig's current context; server=URL of a proxy;
-                                                        lease=TYPE/ID=NAME for a Lease of another name
+    /var/lib/web.db                                       a SQLite file, for the processes of one host
+    postgres://user:password@host/db
+    nats://host,host/?replicas=3&sync=always&creds=FILE   or user:password@ or nkey=FILE; stream=NAME; with
+                                                          TLS: ca=FILE, cert=FILE and key=FILE, tls=required
+    etcd://user:password@host,host/prefix                 etcds: with TLS: ca=FILE, cert=FILE and key=FILE
+    kube://NAMESPACE                                      Lease objects, with the pod's service account or the
+                                                          kubeconfig's current context; server=URL of a proxy;
+                                                          lease=TYPE/ID=NAME for a Lease of another name
 
 Environment:
 
-  TENURE_STORE       the store, if -store is not given
-  TENURE_REPLICA_ID  the name of this replica, if -replica is not given
+    TENURE_STORE       the store, if --store is not given
+    TENURE_REPLICA_ID  the name of this replica, if --replica is not given
 
 The exit status is 0 on success, 1 if the command failed, and 2 if the command line is
-invalid. "tenure run -once" exits with the program's status. "tenure status" exits with 3
-if no replica holds the lease, and with 4 if the store knows nothing of it; "tenure owner"
-does the same for a key. "tenure doctor" exits with 3 if something should be changed, and with 4 if
-the store can't be used as it is.
+invalid. Others are explained by the help of run, status, owner and doctor.
 
-"tenure COMMAND -h" explains a command.
-`
+Try it in two terminals, and press Ctrl-C in the one where the program runs:
 
-// command is a subcommand, selected by the first argument.
-type command struct {
-	name     string
-	synopsis string            // what follows the name in the usage line
-	summary  string            // its line in the overview; empty hides an internal command
-	about    string            // the text at the top of its help
-	flags    string            // their names
-	usages   map[string]string // of flags that mean something else here than with other commands
-	takes    bool              // it takes arguments, such as a program and its arguments; otherwise there are none
-
-	check func(o *options) error // whether the flags fit each other; may be nil
-	act   func(ctx context.Context, o *options, out *output, args []string) error
-}
+    tenure run --store /tmp/try.db --key web --replica a -- sh -c 'echo I run; exec sleep 1000'
+    tenure run --store /tmp/try.db --key web --replica b -- sh -c 'echo I run; exec sleep 1000'`
 
 // output is where a command writes.
 type output struct {
 	stdout, stderr io.Writer
 }
 
-// commands returns the commands, in the order of the help.
-func commands() []command {
-	return []command{
-		runCommand, witnessCommand, statusCommand, listCommand, ownerCommand, watchCommand, resignCommand, handoverCommand, drainCommand, undrainCommand,
-		migrateCommand, doctorCommand, ddlCommand, unitCommand, completionCommand(), manCommand(), versionCommand, guardCommand, adoptedCommand,
+// newRoot returns the command that has all others. Each is made by a func that says its flags, its help, and what it does.
+func newRoot(out *output) *cobra.Command {
+	info, _ := debug.ReadBuildInfo()
+	root := &cobra.Command{
+		Use:     "tenure COMMAND",
+		Short:   "run a program in one place at a time",
+		Long:    overview,
+		Version: newVersionView(info).String(),
+
+		SilenceErrors: true, SilenceUsage: true, SuggestionsMinimumDistance: 2,
+		PersistentPreRunE: func(c *cobra.Command, args []string) error {
+			if err := hideURL(c.Flags(), len(args)); err != nil {
+				fmt.Fprintln(out.stderr, err)
+			}
+			if err := c.ValidateFlagGroups(); err != nil {
+				return errUsage{err}
+			}
+			return checkNumbers(c.Flags())
+		},
 	}
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 110"))
+	root.SetFlagErrorFunc(flagError)
+	root.SetOut(out.stdout)
+	root.SetErr(out.stderr)
+	root.AddCommand(
+		runCommand(out), witnessCommand(out), statusCommand(out), listCommand(out), ownerCommand(out), watchCommand(out), resignCommand(out),
+		handoverCommand(out), drainCommand(out), undrainCommand(out), migrateCommand(out), doctorCommand(out), ddlCommand(out), unitCommand(out),
+		manCommand(out), versionCommand(out), guardCommand(out), adoptedCommand(out),
+	)
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		c.Flags().SetInterspersed(false) // what follows the first argument is the program's
+		c.Flags().SortFlags = false
+		if c.Args == nil {
+			c.Args = noArguments
+		}
+		for _, shell := range c.Commands() { // of completion
+			shell.Args = noArguments
+		}
+	}
+	return root
 }
 
 func main() { os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
 
-// run runs a command line and returns its exit status.
+// run runs a command line and returns its exit status. It changes the arguments as twoDashes says.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	out := &output{stdout: stdout, stderr: plainText{stderr}}
-	if len(args) == 0 {
-		printOverview(stderr)
+	root := newRoot(out)
+	switch {
+	case len(args) == 0 || args[0] == "" || args[0] == "--":
+		root.SetOut(stderr)
+		root.SetArgs([]string{"-h"})
+		root.Execute()
 		return 2
+	case args[0] == "help": // cobra's own would quote an unknown command
+		args = append(args[1:len(args):len(args)], "-h")
 	}
-	name, args := args[0], args[1:]
-	switch name {
-	case "-version", "--version":
-		name = versionCommand.name
-	case "-h", "-help", "--help":
-		printOverview(stdout)
-		return 0
-	case "help":
-		if len(args) == 0 {
-			printOverview(stdout)
-			return 0
-		}
-		name, args = args[0], []string{"-h"}
+	if name := twoDashes(root, args); name != "" {
+		fmt.Fprintf(out.stderr, "tenure: -%[1]s is read as --%[1]s: flags have two dashes\n", name)
 	}
-	for _, c := range commands() {
-		if c.name == name {
-			return out.exit(c.name, c.run(ctx, out, args))
-		}
+	root.SetArgs(args)
+	c, err := root.ExecuteContextC(ctx)
+	if err != nil && c == root && !errors.As(err, new(errUsage)) {
+		err = usageError(`there is no command %s%s; "tenure -h" lists them`, quoted(args[0]), didYouMean(root, args[0], ""))
 	}
-	if strings.HasPrefix(name, "-") {
-		return out.exit("", usageError(`the command comes first, as in "tenure status -store STORE"; "tenure -h" lists the commands`))
+	if missing := (*objects.NoTable)(nil); errors.As(err, &missing) {
+		err = fmt.Errorf("%w: run \"tenure migrate%s\"", missing.Cause, givenAgain(c.Flags(), "table", "schema"))
 	}
-	return out.exit("", usageError(`there is no command %s; "tenure -h" lists them`, quoted(name)))
+	return out.exit(c.CommandPath(), err)
 }
 
-// run parses the flags and runs the command.
-func (c command) run(ctx context.Context, out *output, args []string) error {
-	o := &options{line: args, given: make(map[string]bool)}
-	flags := o.flagSet(c)
-	err := flags.Parse(args)
-	if errors.Is(err, flag.ErrHelp) {
-		c.printHelp(out.stdout, flags)
-		return nil
+// twoDashes gives flags with one dash, as they were before 1.0, a second one, and returns the name of the first such flag that
+// exists. It leaves alone the values of flags, and all from the program on.
+func twoDashes(root *cobra.Command, args []string) (first string) {
+	flags := root.Flags()
+	if c, _, err := root.Find(args[:1]); err == nil && c != root {
+		flags, args = c.Flags(), args[1:]
+	} else if strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) && len(args) > 1 {
+		twoDashes(root, args[1:])
+		return ""
 	}
-	if err != nil {
-		return usageError(`%s; "tenure %s -h" lists the flags`, hideQuoted(err.Error()), c.name)
-	}
-	flags.Visit(func(f *flag.Flag) { o.given[f.Name] = true })
-	args = flags.Args()
-	o.store.given = o.given["store"]
-	if err := o.store.hideURL(len(args)); err != nil {
-		fmt.Fprintln(out.stderr, err)
-	}
-	if len(args) > 0 && !c.takes {
-		return usageError("unexpected argument %s", quoted(args[0]))
-	}
-	if c.check != nil {
-		if err := c.check(o); err != nil {
-			return err
+	for i := 0; i < len(args) && len(args[i]) > 1 && args[i][0] == '-' && args[i] != "--"; i++ {
+		name, _, hasValue := strings.Cut(strings.TrimLeft(args[i], "-"), "=")
+		f := flags.Lookup(name)
+		if args[i][1] != '-' && len(args[i]) > 2 {
+			args[i] = "-" + args[i]
+			if f != nil {
+				first = cmp.Or(first, name)
+			}
+		}
+		if f != nil && f.NoOptDefVal == "" && !hasValue {
+			i++
 		}
 	}
-	err = c.act(ctx, o, out, args)
-	if missing := (*objects.NoTable)(nil); errors.As(err, &missing) {
-		return fmt.Errorf("%w: run \"tenure migrate%s\"", missing.Cause, givenAgain(flags, "table", "schema"))
+	return first
+}
+
+// flagError says what is wrong with a flag. It quotes no value, which may be a mistyped URL with a password.
+func flagError(c *cobra.Command, err error) error {
+	text := "a flag has no name"
+	switch err := err.(type) {
+	case *pflag.NotExistError:
+		name := cmp.Or(err.GetSpecifiedShortnames(), err.GetSpecifiedName())
+		flags := &cobra.Command{SuggestionsMinimumDistance: 2}
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			flags.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
+		})
+		text = "there is no flag " + quoted("--"+name) + didYouMean(flags, name, "--")
+		if !c.HasParent() {
+			text += `; the command comes first, as in "tenure status --store STORE"`
+		}
+	case *pflag.ValueRequiredError:
+		text = err.Error()
+	case *pflag.InvalidValueError:
+		kind := err.GetFlag().Value.Type()
+		wanted := map[string]string{"duration": "a duration such as 30s", "int": "a number", "bool": "no value, or true or false after a ="}[kind]
+		if _, failed := time.ParseDuration(err.GetValue() + "s"); failed == nil && kind == "duration" {
+			wanted = "a duration such as " + err.GetValue() + "s"
+		}
+		text = fmt.Sprintf("--%s: want %s", err.GetFlag().Name, wanted)
 	}
+	return usageError("%s; %q lists the flags", text, c.CommandPath()+" -h")
+}
+
+// didYouMean names the commands below c that may have been meant.
+func didYouMean(c *cobra.Command, name, dashes string) string {
+	names := c.SuggestionsFor(name)
+	if len(names) == 0 {
+		return ""
+	}
+	return " (did you mean " + dashes + strings.Join(names, " or "+dashes) + "?)"
+}
+
+// checkNumbers refuses numbers and durations that no flag may have.
+func checkNumbers(flags *pflag.FlagSet) (err error) {
+	flags.Visit(func(f *pflag.Flag) {
+		d, _ := flags.GetDuration(f.Name)
+		if n, _ := flags.GetInt(f.Name); n < 0 || d < 0 {
+			err = usageError("--%s %v is negative", f.Name, f.Value)
+		}
+		if d > 0 && d < objects.ShortestDuration {
+			err = usageError("--%s: want at least %v", f.Name, objects.ShortestDuration)
+		}
+	})
 	return err
 }
 
+// noArguments is for a command that takes flags only.
+func noArguments(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usageError("unexpected argument %s", quoted(args[0]))
+	}
+	return nil
+}
+
 // givenAgain returns the flags that were given, quoted for a shell.
-func givenAgain(flags *flag.FlagSet, names ...string) string {
+func givenAgain(flags *pflag.FlagSet, names ...string) string {
 	var again strings.Builder
 	for _, name := range names {
 		if f := flags.Lookup(name); f != nil && f.Value.String() != "" {
-			fmt.Fprintf(&again, " -%s '%s'", name, strings.ReplaceAll(f.Value.String(), "'", `'\''`))
+			fmt.Fprintf(&again, " --%s '%s'", name, strings.ReplaceAll(f.Value.String(), "'", `'\''`))
 		}
 	}
 	return again.String()
-}
-
-func printOverview(w io.Writer) { io.WriteString(w, overviewText()) }
-
-func overviewText() string {
-	var list strings.Builder
-	table := tabwriter.NewWriter(&list, 0, 0, 2, ' ', 0)
-	for _, c := range commands() {
-		if c.summary != "" {
-			fmt.Fprintf(table, "  %s\t%s\n", c.name, c.summary)
-		}
-	}
-	table.Flush()
-	return fmt.Sprintf(overview, list.String())
-}
-
-func (c command) printHelp(w io.Writer, flags *flag.FlagSet) {
-	fmt.Fprintf(w, "Usage: tenure %s %s\n\n%s\n", c.name, c.synopsis, strings.TrimSpace(c.about))
-	if c.flags == "" {
-		return
-	}
-	fmt.Fprint(w, "\nFlags:\n\n")
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	flags.VisitAll(func(f *flag.Flag) {
-		value, usage := explainFlag(f)
-		for i, line := range strings.Split(usage, "\n") {
-			if i == 0 {
-				fmt.Fprintf(table, "  -%s %s\t%s\n", f.Name, value, line)
-			} else {
-				fmt.Fprintf(table, "  \t%s\n", line)
-			}
-		}
-	})
-	table.Flush()
-}
-
-// explainFlag returns the name of a flag's value, which is empty for a switch, and its usage with its default.
-func explainFlag(f *flag.Flag) (value, usage string) {
-	value, usage = flag.UnquoteUsage(f)
-	if f.DefValue != "" && f.DefValue != "0" && f.DefValue != "0s" && f.DefValue != "false" {
-		usage += fmt.Sprintf(" (default %s)", f.DefValue)
-	}
-	return value, usage
-}
-
-// durationVar defines a flag for a duration. It is the flag package's own, but for the
-// error about a number without a unit.
-func durationVar(flags *flag.FlagSet, d *time.Duration, name string, value time.Duration, usage string) {
-	*d = value
-	flags.Var((*durationValue)(d), name, usage)
-}
-
-type durationValue time.Duration
-
-func (d *durationValue) String() string { return time.Duration(*d).String() }
-
-func (d *durationValue) Set(s string) error {
-	parsed, err := time.ParseDuration(s)
-	if err != nil {
-		example := "30s"
-		if _, err := time.ParseDuration(s + "s"); err == nil {
-			example = s + "s"
-		}
-		return fmt.Errorf("want a duration such as %s", example)
-	}
-	if parsed > 0 && parsed < objects.ShortestDuration {
-		return fmt.Errorf("want at least %v", objects.ShortestDuration)
-	}
-	*d = durationValue(parsed)
-	return nil
 }
 
 // usageError returns an error that says why the command line is invalid.
@@ -251,23 +241,18 @@ func quoted(arg string) string {
 	return strconv.Quote(arg)
 }
 
-var (
-	harmless = regexp.MustCompile(`^[A-Za-z0-9._+-]*$`)
-	inQuotes = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
-	notAFlag = regexp.MustCompile(`(?s)^(flag provided but not defined: -|bad flag syntax: )(.*)`)
-)
+var harmless = regexp.MustCompile(`^[A-Za-z0-9._+/-]*$`)
 
-// hideQuoted is quoted for the arguments in an error of package flag.
-func hideQuoted(text string) string {
-	if m := notAFlag.FindStringSubmatch(text); m != nil && !harmless.MatchString(m[2]) {
-		return m[1] + "(not shown)"
+// findProgram returns an error if a program can't be run.
+func findProgram(name string) error {
+	_, err := exec.LookPath(name)
+	if err == nil {
+		return nil
 	}
-	return inQuotes.ReplaceAllStringFunc(text, func(in string) string {
-		if arg, err := strconv.Unquote(in); err == nil {
-			return quoted(arg)
-		}
-		return "(not shown)"
-	})
+	for errors.Unwrap(err) != nil { // those around it have the name
+		err = errors.Unwrap(err)
+	}
+	return usageError("no program %s: %v", quoted(name), err)
 }
 
 type errUsage struct{ error }
@@ -280,16 +265,16 @@ type exitStatus int
 
 func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
-// exit reports an error and returns the exit status for it.
-func (o *output) exit(name string, err error) int {
+// exit reports an error of a command and returns the exit status for it.
+func (o *output) exit(command string, err error) int {
 	if err == nil {
 		return 0
 	}
 	if status := exitStatus(0); errors.As(err, &status) {
 		return int(status)
 	}
-	fmt.Fprintf(o.stderr, "%s: %s\n", strings.TrimSpace("tenure "+name), packageName.ReplaceAllString(oneLine(err), ""))
-	if usage := (errUsage{}); errors.As(err, &usage) {
+	fmt.Fprintf(o.stderr, "%s: %s\n", command, packageName.ReplaceAllString(oneLine(err), ""))
+	if errors.As(err, new(errUsage)) {
 		return 2
 	}
 	return 1

@@ -9,37 +9,39 @@ import (
 	"io"
 	"log/slog"
 
+	"github.com/spf13/cobra"
+
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pgobjects"
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
 )
 
-var migrateCommand = command{
-	name:     "migrate",
-	synopsis: "-store STORE [-print | -json]",
-	summary:  "create what is missing in the store, or print the SQL that does",
-	about: `
-Migrate creates what is missing in the store: the file, the table of objects, the table of
+func migrateCommand(out *output) *cobra.Command {
+	o := &options{}
+	print := false
+	c := &cobra.Command{
+		Use:   "migrate --store STORE [--print | --json]",
+		Short: "create what is missing in the store, or print the SQL that does",
+		Long: `Migrate creates what is missing in the store: the file, the table of objects, the table of
 the versions of deleted objects, and the tables of package claims; on NATS the stream, and on
 etcd a key. On Kubernetes it only checks whether the store can work. It doesn't change
 anything that exists. Run does the same, except for the tables of package claims, so for
 leases you need migrate only if run's role may not create tables.
 
-With -print it prints the SQL statements and doesn't connect, for databases that another
+With --print it prints the SQL statements and doesn't connect, for databases that another
 tool or another person changes.`,
-	flags: storeFlags + "print json",
-	check: func(o *options) error {
-		if o.print && o.json {
-			return usageError("give either -print or -json")
-		}
-		return nil
-	},
-	act: func(ctx context.Context, o *options, out *output, _ []string) error {
-		if o.print {
-			return o.store.printDDL(out.stdout)
-		}
-		return o.migrate(ctx, out)
-	},
+		RunE: func(c *cobra.Command, _ []string) error {
+			if print {
+				return o.store.printDDL(out.stdout)
+			}
+			return o.migrate(c.Context(), out)
+		},
+	}
+	o.storeFlags(c)
+	c.Flags().BoolVar(&print, "print", false, "print the SQL statements instead of running them")
+	o.jsonFlag(c)
+	c.MarkFlagsMutuallyExclusive("print", "json")
+	return c
 }
 
 // printDDL prints the statements that create the tables. It does not open the store.
@@ -49,7 +51,7 @@ func (s *storeFlag) printDDL(w io.Writer) error {
 		return err
 	}
 	if !isSQL(name) {
-		return usageError("-print needs a store on Postgres or SQLite; here, run migrate once as a user who may set the store up")
+		return usageError("--print needs a store on Postgres or SQLite; here, run migrate once as a user who may set the store up")
 	}
 	table := cmp.Or(s.table, "objects")
 	ddl := sqliteobjects.DDL(table)

@@ -34,8 +34,8 @@ func TestOnNATSRunIsAProcessMutex(t *testing.T) {
 	start := func(name string) *replica {
 		s.setFit(t, name, true)
 		return s.start(t, name, append([]string{
-			"-renew", interval.String(), "-missed", strconv.Itoa(missed), "-confirm", strconv.Itoa(confirm),
-			"-check", s.checkOf(name), "-on-loss", "kill",
+			"--renew", interval.String(), "--missed", strconv.Itoa(missed), "--confirm", strconv.Itoa(confirm),
+			"--check", s.checkOf(name), "--on-loss", "kill",
 		}, s.service(t, "stubborn")...)...)
 	}
 	a := start("a")
@@ -150,13 +150,13 @@ func TestOnNATSRunIsAProcessMutex(t *testing.T) {
 	})
 }
 
-// check is a run of -check.
+// check is a run of --check.
 type check struct {
 	role string
 	at   time.Time
 }
 
-// checkOf returns a -check that notes when it runs, and succeeds as long as the replica is fit.
+// checkOf returns a --check that notes when it runs, and succeeds as long as the replica is fit.
 func (s *site) checkOf(name string) string {
 	return fmt.Sprintf(`c() { echo "$1 $(date +%%s%%N)" >>'%[1]s/checks-%[2]s'; test -e '%[1]s/fit-%[2]s'; }; c`, s.dir, name)
 }

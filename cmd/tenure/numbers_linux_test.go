@@ -165,7 +165,7 @@ func TestAProcessThatReusesThePIDOfAnEndedProgramIsLeftAlone(t *testing.T) {
 	daemon := filepath.Join(t.TempDir(), "daemon")
 	script := fmt.Sprintf(`setsid sh -c 'trap "" TERM; exec 9>%s; flock 9; echo $$ >%s; sleep 1000' & while ! test -s %[2]s; do sleep 0.01; done`,
 		filepath.Join(s.dir, "lock"), daemon)
-	r := s.start(t, "a", "-ttl", "9s", "-once", "--", "sh", "-c", script)
+	r := s.start(t, "a", "--ttl", "9s", "--once", "--", "sh", "-c", script)
 	program := r.pid(t, "program")
 	eventually(t, soon, "the program ends", func() bool { return over(program) })
 	if s.idle() {
@@ -289,7 +289,7 @@ func TestAProgramThatForksTooFastToBeFoundIsKilledWithItsGroup(t *testing.T) {
 	}
 	// The program ends by itself. The processes it leaves behind would have half a minute to
 	// end after SIGTERM.
-	r := s.start(t, "a", "-ttl", "2m", "-once", "--", "sh", "-c", fmt.Sprintf("exec 9>%s; flock 9; exec sh %s", filepath.Join(s.dir, "lock"), script))
+	r := s.start(t, "a", "--ttl", "2m", "--once", "--", "sh", "-c", fmt.Sprintf("exec 9>%s; flock 9; exec sh %s", filepath.Join(s.dir, "lock"), script))
 	r.pid(t, "program")
 	ended := time.Now()
 	r.awaitExit(t)

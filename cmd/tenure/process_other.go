@@ -22,7 +22,7 @@ func self() string {
 // ownGroup makes a child the leader of its own process group.
 func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
-// holdName and nameScope are not called here: validate refuses -unique-replica.
+// holdName and nameScope are not called here: validate refuses --unique-replica.
 func holdName(string) (*os.File, error) { return nil, errors.ErrUnsupported }
 func nameScope() (string, error)        { return "", errors.ErrUnsupported }
 

@@ -41,7 +41,7 @@ func TestAUserWhoMayOnlyReadASQLiteFileSeesWhoHolds(t *testing.T) {
 			}
 		}
 		defer os.Chmod(dir, 0o755)
-		cmd := exec.Command(program, append(args, "-store", path)...)
+		cmd := exec.Command(program, append(args, "--store", path)...)
 		cmd.Env = append(environ(), asTenure+"=1")
 		cmd.SysProcAttr = unprivileged(t)
 		text, _ := cmd.CombinedOutput()
@@ -60,13 +60,13 @@ func TestAUserWhoMayOnlyReadASQLiteFileSeesWhoHolds(t *testing.T) {
 	}
 	wants := func(want int, says string) {
 		t.Helper()
-		if status, out := readers("status", "-key", "svc"); status != want || !strings.Contains(out, says) {
+		if status, out := readers("status", "--key", "svc"); status != want || !strings.Contains(out, says) {
 			t.Errorf("status: exit status %d: %s", status, out)
 		}
 		if status, out := readers("list"); status != 0 || strings.Contains(out, "somebody") != (want == 0) {
 			t.Errorf("list: exit status %d: %s", status, out)
 		}
-		if status, out := readers("owner", "-key", "kind/1"); status != exitUnused {
+		if status, out := readers("owner", "--key", "kind/1"); status != exitUnused {
 			t.Errorf("owner: exit status %d: %s", status, out)
 		}
 	}
@@ -117,10 +117,10 @@ func TestAUserWhoMayOnlyReadFromNATSSeesWhoHolds(t *testing.T) {
 	}
 	wants := func(want int, says string) {
 		t.Helper()
-		if status, stdout, stderr := tenureCommand(t, "status", "-key", "svc", "-store", as("reader")); status != want || !strings.Contains(stdout, says) {
+		if status, stdout, stderr := tenureCommand(t, "status", "--key", "svc", "--store", as("reader")); status != want || !strings.Contains(stdout, says) {
 			t.Errorf("status: exit status %d: %s%s", status, stdout, stderr)
 		}
-		if status, stdout, stderr := tenureCommand(t, "list", "-store", as("reader")); status != 0 {
+		if status, stdout, stderr := tenureCommand(t, "list", "--store", as("reader")); status != 0 {
 			t.Errorf("list: exit status %d: %s%s", status, stdout, stderr)
 		}
 	}
@@ -140,10 +140,10 @@ func TestAUserWhoMayNotReadFromNATSIsToldWhichPermissionIsMissing(t *testing.T) 
 		}}}
 	})
 	store := strings.Replace(url, "//", "//stranger:stranger@", 1)
-	for _, command := range [][]string{{"status", "-key", "svc"}, {"watch", "-key", "svc"}, {"list"}} {
+	for _, command := range [][]string{{"status", "--key", "svc"}, {"watch", "--key", "svc"}, {"list"}} {
 		t.Run(command[0], func(t *testing.T) {
 			t.Parallel()
-			status, _, stderr := tenureCommand(t, append(command, "-store", store)...)
+			status, _, stderr := tenureCommand(t, append(command, "--store", store)...)
 			if status != 1 || !strings.Contains(stderr, `Permissions Violation for Publish to "$JS.API.STREAM.INFO.TENURE"`) {
 				t.Errorf("exit status %d: %s", status, stderr)
 			}

@@ -10,51 +10,63 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/tenurelib/tenure"
 )
 
-var resignCommand = command{
-	name:     "resign",
-	synopsis: "-store STORE -key NAME [-json]",
-	summary:  "ask the holder to give the lease to another replica",
-	about: `
-Resign asks the replica that holds the lease to end its program, release the lease, and
+// requestOptions are the flags of resign and handover.
+type requestOptions struct {
+	options
+	to   string // empty: to any replica
+	wait time.Duration
+}
+
+func resignCommand(out *output) *cobra.Command {
+	o := &requestOptions{}
+	c := &cobra.Command{
+		Use:   "resign --store STORE --key NAME",
+		Short: "ask the holder to give the lease to another replica",
+		Long: `Resign asks the replica that holds the lease to end its program, release the lease, and
 stop competing for long enough that another replica can take it. It returns when the
 request is stored; "tenure watch" shows the outcome. If the holder has vanished, the lease
 simply expires.`,
-	flags: storeFlags + "key json",
-	check: (*options).checkKey,
-	act:   request,
+		PreRunE: func(*cobra.Command, []string) error { return o.checkKey() },
+		RunE:    func(c *cobra.Command, _ []string) error { return o.request(c.Context(), out) },
+	}
+	o.leaseFlags(c)
+	return c
 }
 
-var handoverCommand = command{
-	name:     "handover",
-	synopsis: "-store STORE -key NAME -to REPLICA [-wait TIME] [-json]",
-	summary:  "ask the holder to give the lease to a replica of your choice",
-	about: `
-Handover asks the replica that holds the lease to end its program and to hand the lease
+func handoverCommand(out *output) *cobra.Command {
+	o := &requestOptions{}
+	c := &cobra.Command{
+		Use:   "handover --store STORE --key NAME --to REPLICA [--wait TIME]",
+		Short: "ask the holder to give the lease to a replica of your choice",
+		Long: `Handover asks the replica that holds the lease to end its program and to hand the lease
 over to the named replica. For a while only that replica may take it, and then any replica.
 
 The store does not know which replicas stand by, so a mistyped name is noticed only when no
-replica takes the lease. With -wait, handover returns when the named replica holds the
-lease, and fails if another takes it or the time runs out. Without -wait, it returns when
+replica takes the lease. With --wait, handover returns when the named replica holds the
+lease, and fails if another takes it or the time runs out. Without --wait, it returns when
 the request is stored.`,
-	flags: storeFlags + "key json to wait",
-	check: func(o *options) error {
-		switch {
-		case o.to == "":
-			return usageError("no replica: give -to")
-		case o.wait < 0:
-			return usageError("-wait %v is negative", o.wait)
-		}
-		return o.checkKey()
-	},
-	act: request,
+		PreRunE: func(*cobra.Command, []string) error {
+			if o.to == "" {
+				return usageError("no replica: give --to")
+			}
+			return o.checkKey()
+		},
+		RunE: func(c *cobra.Command, _ []string) error { return o.request(c.Context(), out) },
+	}
+	o.leaseFlags(c)
+	c.Flags().StringVar(&o.to, "to", "", "name of the `REPLICA` that should hold the lease next, as given to tenure run --replica")
+	c.Flags().DurationVar(&o.wait, "wait", 0, "`TIME` to wait until that replica holds the lease (default: no wait)")
+	return c
 }
 
-// request asks the holder to release the lease, to the replica -to if it is given, and waits for
-// at most -wait until that replica holds it.
-func request(ctx context.Context, o *options, out *output, _ []string) error {
+// request asks the holder to release the lease, to the replica --to if it is given, and waits for
+// at most --wait until that replica holds it.
+func (o *requestOptions) request(ctx context.Context, out *output) error {
 	// The context that with passes bounds only the request.
 	var waited error
 	err := o.store.with(ctx, func(short context.Context, store database) error {
@@ -85,8 +97,8 @@ func request(ctx context.Context, o *options, out *output, _ []string) error {
 	return errors.Join(err, waited)
 }
 
-// awaitHandover returns nil when the replica -to holds the lease that another has held.
-func (o *options) awaitHandover(ctx context.Context, out *output, store database, from tenure.Holding) error {
+// awaitHandover returns nil when the replica --to holds the lease that another has held.
+func (o *requestOptions) awaitHandover(ctx context.Context, out *output, store database, from tenure.Holding) error {
 	hints := store.Watch(o.key())
 	defer hints.Stop()
 	timeout := time.After(o.wait)
@@ -143,7 +155,7 @@ func (r requested) print(w io.Writer) error {
 	default:
 		note := ""
 		if !r.waits {
-			note = " (the store does not know whether a replica of that name stands by; -wait tells)"
+			note = " (the store does not know whether a replica of that name stands by; --wait tells)"
 		}
 		_, err = fmt.Fprintf(w, "asked %s to hand %s over to %s%s\n", printable(r.Holder), printable(r.Key), printable(r.To), note)
 	}

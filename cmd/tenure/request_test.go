@@ -27,7 +27,7 @@ func (b behind) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) 
 func TestAHandoverToAHostWhoseClockIsBehindIsNoticed(t *testing.T) {
 	t.Parallel()
 	store := behind{storetest.NewEventMem()}
-	o := options{keyName: "svc", to: "b", wait: 2 * time.Second}
+	o := requestOptions{options: options{keyName: "svc"}, to: "b", wait: 2 * time.Second}
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: o.key(), Holder: "b"})
 	if err != nil {
 		t.Fatal(err)

@@ -16,15 +16,18 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/tenurelib/tenure"
 )
 
-var runCommand = command{
-	name:     "run",
-	synopsis: "-store STORE -key NAME [flags] -- program [argument...]",
-	summary:  "start a program while this host holds a lease",
-	about: `
-Run competes for the lease, and starts the program when it has acquired it. When it loses
+func runCommand(out *output) *cobra.Command {
+	o := &runOptions{}
+	var timing timing
+	c := &cobra.Command{
+		Use:   "run --store STORE --key NAME [flags] -- program [argument...]",
+		Short: "start a program while this host holds a lease",
+		Long: `Run competes for the lease, and starts the program when it has acquired it. When it loses
 the lease, or cannot renew it in time, it ends the program: it sends SIGTERM to the
 program's process group, and SIGKILL before another host may start it. When the program
 exits on its own, run releases the lease, so that another host can run the program, and
@@ -41,27 +44,63 @@ and SIGWINCH are only passed to the program.
 
 For a service that something else supervises, give two commands instead of a program:
 
-  tenure run -store STORE -key web -start 'systemctl start web' -stop 'systemctl stop web'
+    tenure run --store STORE --key web --start 'systemctl start web' --stop 'systemctl stop web'
 
--stop is retried until it succeeds. It also runs once before the first term, in case an
+--stop is retried until it succeeds. It also runs once before the first term, in case an
 earlier run left the service running. Run only one tenure per host for a given service.
--stop-every and -start-every run the commands again, in case something else starts or ends
+--stop-every and --start-every run the commands again, in case something else starts or ends
 the service.
 
-Before the program starts, these take effect in this order: -confirm, if another host has
-vanished; -unfence, in each term; and then -fence and -peers, if another host has vanished.
--unfence-every and -fence-every run the commands again while the program runs.
+Before the program starts, these take effect in this order: --confirm, if another host has
+vanished; --unfence, in each term; and then --fence and --peers, if another host has vanished.
+--unfence-every and --fence-every run the commands again while the program runs.
 
 Commands are passed to /bin/sh. If the store is down, run keeps trying.`,
-	flags: storeFlags + "lossless key replica unique-replica ttl renew missed acquire check check-timeout confirm " +
-		"fence peers fence-every unfence unfence-every stop-timeout on-loss once start stop start-every stop-every log",
-	takes: true,
-	act:   runProgram,
+		Args: cobra.ArbitraryArgs,
+		PreRunE: func(c *cobra.Command, args []string) (err error) {
+			timing, err = o.validate(c.Flags(), args)
+			return err
+		},
+		RunE: func(c *cobra.Command, args []string) error { return runProgram(c.Context(), o, timing, out, args) },
+	}
+	o.runFlags(c)
+	return c
+}
+
+// runFlags defines the flags of run.
+func (o *runOptions) runFlags(c *cobra.Command) {
+	o.storeFlags(c)
+	o.keyFlag(c)
+	flags := c.Flags()
+	flags.BoolVar(&o.store.lossless, "lossless", false, "a failover of this Postgres never loses an acknowledged write, so a free lease is taken at once after one; give it on all replicas or on none")
+	flags.StringVar(&o.replica, "replica", "", "`NAME` of this replica, as shown to people and used by tenure handover (default $TENURE_REPLICA_ID, or the host's name)")
+	flags.BoolVar(&o.unique, "unique-replica", false, "if tenure was killed and is started again, continue as soon as the program of the earlier run has ended; a second run of a replica on the same host waits for the first. Give each host its own --replica")
+	flags.DurationVar(&o.ttl, "ttl", tenure.DefaultTTL, "`TIME` for which the lease counts as held after its last renewal. If a host vanishes, the program runs nowhere for that long")
+	flags.DurationVar(&o.renew, "renew", 0, "`TIME` from one renewal to the next (default a third of the TTL)")
+	flags.IntVar(&o.missed, "missed", 0, "`NUMBER` of renewals that a holder must miss, 2 or more, before this replica takes over. Then no clock decides, only what this replica has observed itself; the TTL is --renew times NUMBER. Give all replicas the same NUMBER")
+	flags.DurationVar(&o.acquire, "acquire", 0, "`TIME` between attempts to acquire the lease while nothing would notify this replica of a release; run waits twice as long after the program has exited on its own (default a sixth of the TTL)")
+	flags.StringVar(&o.check, "check", "", "`COMMAND` whose exit status says whether this host is healthy. It runs with the argument standby before tenure competes, and active before each renewal; a holder whose check fails is replaced. The argument is appended to the command: end a command that takes none with \"&& :\", as in 'test -e /etc/fit && :'")
+	flags.DurationVar(&o.checkTimeout, "check-timeout", 0, "`TIME` within which --check must return (default a sixth of the TTL, or less if a long --stop-timeout leaves less time between renewals). A --check that may last longer than the default begins before a renewal is due; if it may last longer than half of the TTL, the default --stop-timeout is shorter")
+	flags.IntVar(&o.confirm, "confirm", 0, "`NUMBER` of renewals that must succeed before the program starts, after a host has vanished")
+	flags.StringVar(&o.fence, "fence", "", "`COMMAND` that cuts off a host that has vanished, before the program starts here. $TENURE_PREDECESSOR names that host: NULs become U+FFFD, and a name over 4096 bytes is cut and marked with \"…\". The command is retried until it succeeds. It does not run for an earlier run of this --replica, so each replica needs its own name")
+	flags.StringVar(&o.peers, "peers", "", "comma-separated `NAMES` of replicas that --fence cuts off too, after the host that has vanished, each in $TENURE_PREDECESSOR. This --replica is left out, so that all hosts can have the same list")
+	flags.DurationVar(&o.fenceEvery, "fence-every", 0, "`TIME` between two runs of --fence for each of the --peers while this replica runs the program; a failure is only logged (default: they are fenced only when a host has vanished)")
+	flags.StringVar(&o.unfence, "unfence", "", "`COMMAND` that undoes what another replica's --fence has done to this host. It runs in each term before anything is fenced and the program starts; if it fails, the lease is given up")
+	flags.DurationVar(&o.unfenceEvery, "unfence-every", 0, "`TIME` between two runs of --unfence while this replica runs the program; if one fails, the term ends (default: once per term)")
+	flags.DurationVar(&o.stopTimeout, "stop-timeout", 0, "`TIME` from SIGTERM to SIGKILL (default a little over a quarter of the TTL, and less with a long --check-timeout)")
+	flags.StringVar(&o.onLoss, "on-loss", onLossStop, "stop or kill: `HOW` the program is ended if the lease was not renewed in time or --check failed; kill sends SIGKILL at once. With --start, SIGKILL goes to all that --start has left running below tenure, and then --stop is run with TENURE_STOP=kill")
+	flags.BoolVar(&o.once, "once", false, "when the program exits on its own, exit with its exit status")
+	flags.StringVar(&o.start, "start", "", "`COMMAND` that starts a service and returns, used instead of a program")
+	flags.StringVar(&o.stop, "stop", "", "`COMMAND` that stops what --start started, and returns when it has stopped")
+	flags.DurationVar(&o.startEvery, "start-every", 0, "`TIME` between two runs of --start while this replica holds the lease, in case the service has ended; --start must leave a running service alone, and the term ends if --start fails (default: once per term)")
+	flags.DurationVar(&o.stopEvery, "stop-every", 0, "`TIME` between two runs of --stop while another replica holds the lease, in case the service was started here (default: never)")
+	flags.StringVar(&o.log, "log", "text", "json or text: `FORMAT` of the log")
+	c.MarkFlagsMutuallyExclusive("start", "once")
 }
 
 // runner runs the program for each term.
 type runner struct {
-	opts        *options
+	opts        *runOptions
 	args        []string // the guard's arguments after its timing
 	timing      timing
 	log         *slog.Logger
@@ -70,30 +109,23 @@ type runner struct {
 	current     atomic.Pointer[guarded] // nil between terms
 	name        *os.File                // of this replica, which the guards hold too; nil unless it is unique
 	coordinator *tenure.Coordinator     // set by compete before it runs
-	service     chan struct{}           // has one element while a term, or a -stop of a standby, is under way
-	unfenced    string                  // the ID of the last term in which -unfence has succeeded; used by fence and then by the job
-	peersFenced string                  // the ID of the last term in which all -peers were fenced; used only by fence, which has one call at a time
-	onceEnded   *ending                 // how the program ended under -once; used only by Run's goroutine
+	service     chan struct{}           // has one element while a term, or a --stop of a standby, is under way
+	unfenced    string                  // the ID of the last term in which --unfence has succeeded; used by fence and then by the job
+	peersFenced string                  // the ID of the last term in which all --peers were fenced; used only by fence, which has one call at a time
+	onceEnded   *ending                 // how the program ended under --once; used only by Run's goroutine
 }
 
-func runProgram(ctx context.Context, opts *options, out *output, args []string) error {
-	timing, err := opts.validate(args)
-	if err != nil {
-		return err
-	}
+func runProgram(ctx context.Context, opts *runOptions, timing timing, out *output, args []string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	lines := newLateWriter(out.stderr)
 	defer lines.close()
 	r := &runner{opts: opts, timing: timing, log: newLogger(lines, opts.log), shutdown: cancel, service: make(chan struct{}, 1)}
-	r.args = []string{"-on-loss", opts.onLoss}
-	if opts.log != "" {
-		r.args = append(r.args, "-log", opts.log.String())
-	}
+	r.args = []string{"--on-loss", opts.onLoss, "--log", opts.log}
 	if len(args) > 0 {
 		r.args = append(append(r.args, "--"), args...)
 	} else {
-		r.args = append(r.args, "-start", opts.start, "-stop", opts.stop, "-start-every", opts.startEvery.String())
+		r.args = append(r.args, "--start", opts.start, "--stop", opts.stop, "--start-every", opts.startEvery.String())
 	}
 	defer r.handleSignals()()
 
@@ -115,7 +147,7 @@ func runProgram(ctx context.Context, opts *options, out *output, args []string) 
 	return errors.Join(err, r.status())
 }
 
-// status is the exit status under -once.
+// status is the exit status under --once.
 func (r *runner) status() error {
 	switch sig := r.signal.Load(); {
 	case !r.opts.once:
@@ -220,7 +252,7 @@ func (r *runner) compete(ctx context.Context, store database) error {
 	beside.Go(func() { _ = drain.Run(following) })
 	if r.opts.stopEvery > 0 {
 		beside.Go(func() {
-			r.repeat(following, r.opts.stopEvery, "-stop command failed while another replica holds the lease", func() error { return r.stopStandby(following) })
+			r.repeat(following, r.opts.stopEvery, "--stop command failed while another replica holds the lease", func() error { return r.stopStandby(following) })
 		})
 	}
 	return coordinator.Run(ctx)

@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -34,8 +33,9 @@ func TestNoCommandShowsThePasswordOfAMistypedURL(t *testing.T) {
 		all.Go(func() {
 			defer func() { <-most }()
 			for _, args := range [][]string{
-				{"status", "-key", "k", "-store", url}, {"status", url}, {"list", url}, {url}, {"help", url},
-				{"status", "-" + url}, {"status", "-wait=" + url}, {"list", "-json=" + url}, {"owner", "-ttl", url}, {"handover", "-wait", url},
+				{"status", "--key", "k", "--store", url}, {"status", url}, {"list", url}, {url}, {"help", url},
+				{"status", "-" + url}, {"status", "--" + url}, {"status", "-=" + url}, {"help", "status", url}, {"completion", "bash", url}, {"man", url}, {"drain", "--wait=" + url},
+				{"run", "--store", "x.db", "--key", "k", url}, {"witness", "--store", "x.db", url}, {"run", "--store", "x.db", "--key", "k", "--on-loss", url, "true"}, {"list", "--json=" + url}, {"owner", "--ttl", url}, {"handover", "--wait", url},
 			} {
 				var out bytes.Buffer
 				if run(ctx, args, &out, &out); testkit.ShowsPassword(out.String()) {
@@ -83,21 +83,21 @@ func TestNoCommandHasItsURLAmongItsArguments(t *testing.T) {
 	const password = "pa55word"
 	url := fmt.Sprintf("postgres://app:%s@%s/db", password, server.Addr())
 	more := map[string][]string{
-		"run": {"-key", "k", "--", "sleep", "1000"}, "witness": {"--", "sleep", "1000"},
-		"status": {"-key", "k"}, "owner": {"-key", "k/k"}, "watch": {"-key", "k"}, "resign": {"-key", "k"}, "handover": {"-key", "k", "-to", "a"},
-		"drain": {"-replica", "a", "-wait", "1m"}, "undrain": {"-replica", "a"}, "list": {}, "migrate": {}, "doctor": {},
+		"run": {"--key", "k", "--", "sleep", "1000"}, "witness": {"--", "sleep", "1000"},
+		"status": {"--key", "k"}, "owner": {"--key", "k/k"}, "watch": {"--key", "k"}, "resign": {"--key", "k"}, "handover": {"--key", "k", "--to", "a"},
+		"drain": {"--replica", "a", "--wait", "1m"}, "undrain": {"--replica", "a"}, "list": {}, "migrate": {}, "doctor": {},
 	}
-	for _, c := range commands() {
-		args, ok := more[c.name]
-		if !slices.Contains(strings.Fields(c.flags), "store") || c.name == "unit" || c.name == "ddl" { // which connect to nothing, and end at once
+	for _, c := range newRoot(&output{}).Commands() {
+		args, ok := more[c.Name()]
+		if c.Flags().Lookup("store") == nil || c.Name() == "unit" || c.Name() == "ddl" { // which connect to nothing, and end at once
 			continue
 		}
 		if !ok {
-			t.Errorf("this test lacks arguments for %s", c.name)
+			t.Errorf("this test lacks arguments for %s", c.Name())
 			continue
 		}
-		t.Run(c.name, func(t *testing.T) {
-			cmd := exec.Command(testBinary(t), append([]string{c.name, "-store", url}, args...)...)
+		t.Run(c.Name(), func(t *testing.T) {
+			cmd := exec.Command(testBinary(t), append([]string{c.Name(), "--store", url}, args...)...)
 			cmd.Env = append(environ(), asTenure+"=1")
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
@@ -110,7 +110,7 @@ func TestNoCommandHasItsURLAmongItsArguments(t *testing.T) {
 				if shown, err = exec.Command("ps", "ww", "-o", "args=", "-p", fmt.Sprint(cmd.Process.Pid)).Output(); err != nil {
 					t.Fatal(err)
 				}
-				return strings.Contains(string(shown), c.name) && !strings.Contains(string(shown), password)
+				return strings.Contains(string(shown), c.Name()) && !strings.Contains(string(shown), password)
 			})
 			if err := cmd.Process.Signal(syscall.Signal(0)); err != nil || strings.Contains(string(shown), "defunct") {
 				t.Errorf("it has ended (%v), and ps shows %s", err, shown)
@@ -124,9 +124,9 @@ func TestAnErrorNamesTheSourceOfAURLThatCannotBeParsed(t *testing.T) {
 	const mistyped = "postgres//app:pa55word@h/db"
 	for _, url := range []string{mistyped, "postgres://app:pa55/word@h/db", "nats://app:pa55/word@h"} {
 		t.Setenv(storeEnv, "")
-		_, _, stderr := tenureCommand(t, "list", "-store", url)
-		if !strings.Contains(stderr, "in -store") || strings.Contains(stderr, "55") {
-			t.Errorf("-store %s: %s", url, stderr)
+		_, _, stderr := tenureCommand(t, "list", "--store", url)
+		if !strings.Contains(stderr, "in --store") || strings.Contains(stderr, "55") {
+			t.Errorf("--store %s: %s", url, stderr)
 		}
 		t.Setenv(storeEnv, url)
 		_, _, stderr = tenureCommand(t, "list")

@@ -29,16 +29,16 @@ func TestListShowsHowEvenlyShardsAreSpread(t *testing.T) {
 			t.Cleanup(func() { stop(); <-ended })
 		}
 		eventually(t, soon, "all shards have an owner", func() bool {
-			return strings.HasSuffix(s.ask(t, "list", "-sessions"), "\npartition: 5 shards on 2 processes, 2 to 3 on each\n")
+			return strings.HasSuffix(s.ask(t, "list", "--sessions"), "\npartition: 5 shards on 2 processes, 2 to 3 on each\n")
 		})
 		eventually(t, soon, "one owns all, until the other notices", func() bool {
 			s.exec(t, `UPDATE objects_claims SET session = (SELECT max(id) FROM objects WHERE object_type = 'tenure.session') WHERE kind = 'partition'`)
-			return strings.HasSuffix(s.ask(t, "list", "-sessions"), "\npartition: 5 shards on 2 processes, 0 to 5 on each\n")
+			return strings.HasSuffix(s.ask(t, "list", "--sessions"), "\npartition: 5 shards on 2 processes, 0 to 5 on each\n")
 		})
-		if status, text, _ := tenureCommand(t, "owner", "-store", s.store, "-key", "partition/4"); status != 0 || !strings.Contains(text, "owned") {
+		if status, text, _ := tenureCommand(t, "owner", "--store", s.store, "--key", "partition/4"); status != 0 || !strings.Contains(text, "owned") {
 			t.Errorf("exit status %d: %s", status, text)
 		}
-		if text := s.ask(t, "list", "-sessions"); strings.Contains(text, "tenant") || !strings.Contains(text, "partition/member 1") {
+		if text := s.ask(t, "list", "--sessions"); strings.Contains(text, "tenant") || !strings.Contains(text, "partition/member 1") {
 			t.Errorf("the list is\n%s", text)
 		}
 	})

@@ -5,7 +5,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +19,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/spf13/cobra"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
@@ -28,12 +28,12 @@ import (
 	"github.com/tenurelib/tenure/stores/natstenure"
 )
 
-var statusCommand = command{
-	name:     "status",
-	synopsis: "-store STORE -key NAME [-json]",
-	summary:  "show who holds a lease",
-	about: `
-Status shows what the store knows about a lease: who holds it, since when, and when it was
+func statusCommand(out *output) *cobra.Command {
+	o := &options{}
+	c := &cobra.Command{
+		Use:   "status --store STORE --key NAME",
+		Short: "show who holds a lease",
+		Long: `Status shows what the store knows about a lease: who holds it, since when, and when it was
 last renewed. A lease that is not renewed expires, and then any replica may take it.
 The store does not record the term's token itself, but an upper bound.
 NATS, etcd and Kubernetes have no clock: there, the age of a renewal is taken from the
@@ -47,40 +47,34 @@ the lease, status also names the replicas that are drained.
 The exit status is 0 if the lease is held; 3 if it is free, because it was released,
 offered, or has expired; and 4 if the store knows nothing of it, because it was never held,
 was released over a day ago, or one process has the file to itself.`,
-	flags: storeFlags + "key json",
-	check: (*options).checkKey,
-	act: func(ctx context.Context, o *options, out *output, _ []string) error {
-		return o.store.reading(ctx, out, func(ctx context.Context, store database, out *output) error {
-			view, err := readLease(ctx, store, o.key())
-			if err == nil && view.State == stateFree {
-				view.State, err = o.store.freeOrUnused(ctx, store, o.key())
-			}
-			if p := o.store.alone(); p != nil && view.State != stateHeld && (err == nil || errors.As(err, new(*objects.NoTable))) {
-				view.Key, view.State, view.Exclusive, err = o.key().String(), stateExclusive, p, nil
-			}
-			if err != nil {
-				return err
-			}
-			if view.State != stateHeld {
-				marks, _ := tenure.Drains(ctx, store) // some stores can't list
-				for _, d := range marks {
-					view.Drained = append(view.Drained, d.Replica)
+		PreRunE: func(*cobra.Command, []string) error { return o.checkKey() },
+		RunE: func(c *cobra.Command, _ []string) error {
+			return o.store.reading(c.Context(), out, func(ctx context.Context, store database, out *output) error {
+				view, err := readLease(ctx, store, o.key())
+				if err == nil && view.State == stateFree {
+					view.State, err = o.store.freeOrUnused(ctx, store, o.key())
 				}
-			}
-			return cmp.Or(o.show(out, view), view.exitStatus())
-		})
-	},
-}
-
-// view is what a command shows to people and programs.
-type view interface{ print(w io.Writer) error }
-
-// show prints a view, as JSON if that is what was asked for.
-func (o *options) show(out *output, v view) error {
-	if o.json {
-		return json.NewEncoder(out.stdout).Encode(v)
+				if p := o.store.alone(); p != nil && view.State != stateHeld && (err == nil || errors.As(err, new(*objects.NoTable))) {
+					view.Key, view.State, view.Exclusive, err = o.key().String(), stateExclusive, p, nil
+				}
+				if err != nil {
+					return err
+				}
+				if view.State == stateFree || view.State == stateUnused {
+					view.types = o.store.typesWith(ctx, store, o.key())
+				}
+				if view.State != stateHeld {
+					marks, _ := tenure.Drains(ctx, store) // some stores can't list
+					for _, d := range marks {
+						view.Drained = append(view.Drained, d.Replica)
+					}
+				}
+				return cmp.Or(o.show(out, view), view.exitStatus())
+			})
+		},
 	}
-	return v.print(out.stdout)
+	o.leaseFlags(c)
+	return c
 }
 
 // sheet is a table that Flush prints.
@@ -154,6 +148,26 @@ func (s *storeFlag) freeOrUnused(ctx context.Context, store database, key tenure
 	return stateUnused, err
 }
 
+// typesWith returns the types of leases that have the ID of a key without a lease, in case the type is wrong. What can't be
+// read in a part of the time that the command has, is left out.
+func (s *storeFlag) typesWith(ctx context.Context, store database, key tenure.Key) (with []string) {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout/2)
+	defer cancel()
+	types, _ := s.typesOf(ctx, store, mostTypes)
+	slices.Sort(types)
+	for _, kind := range types {
+		if !mayHaveLeases(kind) {
+			continue
+		}
+		if obj, err := store.Get(ctx, tenure.Key{Type: kind, ID: key.ID}); err == nil && isLease(obj) {
+			if with = append(with, printable(kind)); len(with) == 5 { // enough to see the mistake
+				break
+			}
+		}
+	}
+	return with
+}
+
 // keyHint is for a lease without a record. List has none of these.
 const keyHint = "is the key right? tenure list shows the leases that are held"
 
@@ -178,6 +192,8 @@ type leaseView struct {
 	RunningSince *time.Time   `json:"running_since,omitempty"` // by the holder's clock: when a run of its job began that has lasted for a TTL
 	Exclusive    *soleProcess `json:"exclusive,omitempty"`
 	Drained      []string     `json:"drained,omitempty"` // the drained replicas, if the lease is not held; only status tells
+
+	types []string // of leases with the ID of a key without one; only status tells people
 }
 
 // readLease reads a lease from the store. A lease without a holder is not an error.
@@ -254,6 +270,10 @@ func (v leaseView) print(w io.Writer) error {
 	table.line("state", "%s", v.expiry())
 	if len(v.Drained) > 0 {
 		table.line("drained", "%s", printable(strings.Join(v.Drained, ", ")))
+	}
+	if len(v.types) > 0 {
+		_, id, _ := strings.Cut(v.Key, "/")
+		table.line("note", "other types have a lease %[1]s: %[2]s (is --key TYPE/%[1]s meant?)", printable(id), strings.Join(v.types, ", "))
 	}
 	switch v.State {
 	case stateFree, stateUnused, stateExclusive: // there is no record

@@ -18,6 +18,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
+	"github.com/spf13/pflag"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	_ "modernc.org/sqlite"
@@ -80,17 +81,17 @@ func isSQL(name string) bool {
 	return scheme == nil || scheme.another == ""
 }
 
-// storeFlag is -store, -table, -schema and -lossless.
+// storeFlag is --store, --table, --schema and --lossless.
 type storeFlag struct {
 	flag, table, schema string
-	given               bool // -store was given, though its URL may have been moved to the environment
 	lossless            bool
+	flags               *pflag.FlagSet // which tell whether --store was given, though its URL may have been moved to the environment
 }
 
 // source says where the name of the store comes from. Errors name that, because the name may have a password anywhere.
 func (s *storeFlag) source() string {
-	if s.given {
-		return "-store"
+	if s.flags != nil && s.flags.Changed("store") {
+		return "--store"
 	}
 	return storeEnv
 }
@@ -101,13 +102,13 @@ func (s *storeFlag) name() (string, error) {
 	scheme := schemeOf(name)
 	switch {
 	case name == "":
-		return "", usageError("no store: give -store, or set %s", storeEnv)
+		return "", usageError("no store: give --store, or set %s", storeEnv)
 	case scheme != nil && scheme.another != "" && s.table != "":
-		return "", usageError("-table needs a store on Postgres or SQLite; here, %s", scheme.another)
+		return "", usageError("--table needs a store on Postgres or SQLite; here, %s", scheme.another)
 	case s.schema != "" && !isPostgres(name):
-		return "", usageError("-schema needs a store on Postgres")
+		return "", usageError("--schema needs a store on Postgres")
 	case s.lossless && !isPostgres(name):
-		return "", usageError("-lossless needs a store on Postgres")
+		return "", usageError("--lossless needs a store on Postgres")
 	case scheme != nil:
 		return name, nil
 	}
@@ -336,26 +337,26 @@ func whenUp(ctx context.Context, what string, log *slog.Logger, open func() (dat
 // process. The last program arguments belong to the program that tenure runs, and stay as
 // they are. It returns nil if there is nothing to hide, and an error if the exec fails. It is
 // called for every command, before that does anything.
-func (s *storeFlag) hideURL(program int) error {
-	if schemeOf(s.flag) == nil {
+func hideURL(flags *pflag.FlagSet, program int) error {
+	url, _ := flags.GetString("store")
+	if schemeOf(url) == nil {
 		return nil
 	}
 	args := slices.Clone(os.Args)
 	for i, arg := range args[:max(0, len(args)-program)] {
-		for _, dash := range []string{"-", "--"} {
-			switch {
-			case arg == dash+"store" && i+1 < len(args) && schemeOf(args[i+1]) != nil:
-				args[i+1] = ""
-			case strings.HasPrefix(arg, dash+"store=") && schemeOf(strings.TrimPrefix(arg, dash+"store=")) != nil:
-				args[i] = dash + "store="
-			}
+		given, ok := strings.CutPrefix(arg, "--store=")
+		switch {
+		case ok && schemeOf(given) != nil:
+			args[i] = "--store="
+		case arg == "--store" && i+1 < len(args) && schemeOf(args[i+1]) != nil:
+			args[i+1] = ""
 		}
 	}
 	if slices.Equal(args, os.Args) {
 		return nil
 	}
-	err := syscall.Exec(self(), args, append(environ(), storeEnv+"="+s.flag))
-	return fmt.Errorf("every user of this host can read the URL in -store: put it into %s (%w)", storeEnv, err)
+	err := syscall.Exec(self(), args, append(environ(), storeEnv+"="+url))
+	return fmt.Errorf("every user of this host can read the URL in --store: put it into %s (%w)", storeEnv, err)
 }
 
 // environ returns the environment for other programs, without the store's URL.

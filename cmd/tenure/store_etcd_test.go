@@ -53,12 +53,12 @@ func TestCommandsOnEtcd(t *testing.T) {
 	s := newSite(t, "etcd://"+address+"/apps/web")
 	client := etcdClient(t, address)
 
-	status, _, stderr := tenureCommand(t, "status", "-store", s.store, "-key", "svc")
+	status, _, stderr := tenureCommand(t, "status", "--store", s.store, "--key", "svc")
 	if want := "tenure status: there is no key apps/web/epoch: run \"tenure migrate\"\n"; status != 1 || stderr != want {
 		t.Errorf("at first: exit status %d and %q", status, stderr)
 	}
 	const ttl = 3 * testTTL // a busy machine must not cost a the lease
-	args := append([]string{"-ttl", ttl.String(), "-confirm", "1"}, s.service(t)...)
+	args := append([]string{"--ttl", ttl.String(), "--confirm", "1"}, s.service(t)...)
 	a := s.start(t, "a", args...)
 	s.awaitStart(t, 0)
 	b := s.start(t, "b", args...)
@@ -69,7 +69,7 @@ func TestCommandsOnEtcd(t *testing.T) {
 	if got := s.ask(t, "list"); !strings.Contains(got, "reconciler_lease/svc  a ") {
 		t.Errorf("the list is %q", got)
 	}
-	if got := s.ask(t, "handover", "-to", "b", "-wait", "1m"); !strings.HasSuffix(got, "b holds reconciler_lease/svc\n") {
+	if got := s.ask(t, "handover", "--to", "b", "--wait", "1m"); !strings.HasSuffix(got, "b holds reconciler_lease/svc\n") {
 		t.Errorf("handover: %q", got)
 	}
 	s.awaitStart(t, 1)
@@ -91,9 +91,9 @@ func TestCommandsOnEtcd(t *testing.T) {
 		status       int
 		store, wants string
 	}{
-		{[]string{"list", "-sessions"}, 2, s.store, "on Postgres or SQLite only"},
-		{[]string{"migrate", "-print"}, 2, s.store, "run migrate once as a user who may"},
-		{[]string{"list", "-table", "mine"}, 2, s.store, "add /PREFIX to the URL"},
+		{[]string{"list", "--sessions"}, 2, s.store, "on Postgres or SQLite only"},
+		{[]string{"migrate", "--print"}, 2, s.store, "run migrate once as a user who may"},
+		{[]string{"list", "--table", "mine"}, 2, s.store, "add /PREFIX to the URL"},
 		{[]string{"list"}, 2, "etcd://h/?creds=f", `a parameter "creds"`},
 		{[]string{"list"}, 2, "etcd://h/?ca=/dev/null", "an etcds:// URL"},
 		{[]string{"list"}, 2, "etcds://h/?ca=/dev/null", "has no certificate"},
@@ -108,7 +108,7 @@ func TestCommandsOnEtcd(t *testing.T) {
 		{[]string{"list"}, 1, "etcd://127.0.0.1:1", "no answer from etcd (prefix tenure/ on 127.0.0.1:1)"},
 		{[]string{"list"}, 1, strings.Replace(s.store, "etcd:", "etcds:", 1), "no answer from etcd (prefix apps/web/ on " + address},
 	} {
-		status, stdout, stderr := tenureCommand(t, append(test.args, "-store", test.store)...)
+		status, stdout, stderr := tenureCommand(t, append(test.args, "--store", test.store)...)
 		if status != test.status || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, test.wants) || strings.Contains(stderr, password) {
 			t.Errorf("%q on %s: exit status %d, %q and %q", test.args, test.store, status, stdout, stderr)
 		}
@@ -126,13 +126,13 @@ func TestCommandsOnEtcd(t *testing.T) {
 		}
 	}
 	as := func(user string) string { return strings.Replace(s.store, "//", "//"+user+"@", 1) }
-	if status, _, stderr := tenureCommand(t, "migrate", "-store", as("root:r00t")); status != 0 {
+	if status, _, stderr := tenureCommand(t, "migrate", "--store", as("root:r00t")); status != 0 {
 		t.Errorf("as root: %q", stderr)
 	}
 	for name, store := range map[string]string{
 		"a wrong password": as("guest:" + password + "2"), "no permission": as("guest:" + password), "no user": s.store,
 	} {
-		status, stdout, stderr := tenureCommand(t, "migrate", "-store", store)
+		status, stdout, stderr := tenureCommand(t, "migrate", "--store", store)
 		if status != 1 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "needs a role") || strings.Contains(stderr, password) {
 			t.Errorf("%s: exit status %d, %q and %q", name, status, stdout, stderr)
 		}

@@ -67,7 +67,7 @@ func TestCommandsOnKubernetes(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	s := newSite(t, "kube://default")
 	const ttl = 3 * testTTL // a busy machine must not cost a the lease
-	args := append([]string{"-ttl", ttl.String(), "-confirm", "1"}, s.service(t)...)
+	args := append([]string{"--ttl", ttl.String(), "--confirm", "1"}, s.service(t)...)
 	a := s.start(t, "a", args...)
 	s.awaitStart(t, 0)
 	b := s.start(t, "b", args...)
@@ -78,7 +78,7 @@ func TestCommandsOnKubernetes(t *testing.T) {
 	if got := s.ask(t, "list"); !strings.Contains(got, "reconciler_lease/svc  a ") {
 		t.Errorf("the list is %q", got)
 	}
-	if got := s.ask(t, "handover", "-to", "b", "-wait", "1m"); !strings.HasSuffix(got, "b holds reconciler_lease/svc\n") {
+	if got := s.ask(t, "handover", "--to", "b", "--wait", "1m"); !strings.HasSuffix(got, "b holds reconciler_lease/svc\n") {
 		t.Errorf("handover: %q", got)
 	}
 	s.awaitStart(t, 1)
@@ -97,7 +97,7 @@ func TestCommandsOnKubernetes(t *testing.T) {
 	// A Lease with a name of its own, such as one that candidates of client-go use.
 	renamed := "kube://default?lease=" + defaultType + "/svc=the-old-name"
 	r := newSite(t, renamed)
-	c := r.start(t, "c", append([]string{"-ttl", ttl.String()}, r.service(t)...)...)
+	c := r.start(t, "c", append([]string{"--ttl", ttl.String()}, r.service(t)...)...)
 	r.awaitStart(t, 0)
 	if holder := kubeHolder(t, kube, "the-old-name"); !strings.HasPrefix(holder, "c_") {
 		t.Errorf("the-old-name is held by %q", holder)
@@ -114,7 +114,7 @@ func TestCommandsOnKubernetes(t *testing.T) {
 		Transport: kube.Client.Transport,
 	})
 	defer proxy.Close()
-	if status, _, stderr := tenureCommand(t, "status", "-store", "kube://default?server="+proxy.URL, "-key", "svc"); status != exitFree {
+	if status, _, stderr := tenureCommand(t, "status", "--store", "kube://default?server="+proxy.URL, "--key", "svc"); status != exitFree {
 		t.Errorf("through a proxy: exit status %d and %q", status, stderr)
 	}
 
@@ -125,8 +125,8 @@ func TestCommandsOnKubernetes(t *testing.T) {
 		store  string
 		wants  string
 	}{
-		{"token: " + rig.KubeAdmin, []string{"list", "-sessions"}, 2, s.store, "on Postgres or SQLite only"},
-		{"token: " + rig.KubeAdmin, []string{"list", "-table", "mine"}, 2, s.store, "use another namespace"},
+		{"token: " + rig.KubeAdmin, []string{"list", "--sessions"}, 2, s.store, "on Postgres or SQLite only"},
+		{"token: " + rig.KubeAdmin, []string{"list", "--table", "mine"}, 2, s.store, "use another namespace"},
 		{"token: " + rig.KubeAdmin, []string{"migrate"}, 1, "kube://missing", "create the namespace first"},
 		{"token: " + rig.KubeAdmin, []string{"list"}, 2, "kube://default/lease", "a namespace and nothing else"},
 		{"token: " + rig.KubeAdmin, []string{"list"}, 2, "kube://default?context=x", `a parameter "context"`},
@@ -139,7 +139,7 @@ func TestCommandsOnKubernetes(t *testing.T) {
 		{"client-certificate-data: x", []string{"list"}, 2, s.store, "a client certificate that cannot be read"},
 	} {
 		use(test.user)
-		status, stdout, stderr := tenureCommand(t, append(test.args, "-store", test.store)...)
+		status, stdout, stderr := tenureCommand(t, append(test.args, "--store", test.store)...)
 		if status != test.status || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, test.wants) || strings.Contains(stderr, "-token") {
 			t.Errorf("%q on %s: exit status %d, %q and %q", test.args, test.store, status, stdout, stderr)
 		}
@@ -149,7 +149,7 @@ func TestCommandsOnKubernetes(t *testing.T) {
 		t.Fatal(err)
 	}
 	use("tokenFile: token")
-	if status, _, stderr := tenureCommand(t, "migrate", "-store", s.store); status != 0 {
+	if status, _, stderr := tenureCommand(t, "migrate", "--store", s.store); status != 0 {
 		t.Errorf("with a file: %q", stderr)
 	}
 }

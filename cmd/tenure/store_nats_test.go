@@ -79,8 +79,8 @@ func TestABadURLOfNATSOrEtcdIsRefusedAndNotQuoted(t *testing.T) {
 		"etcd://app:s3/cret@h":               "%XX",
 		"etcds://h/?ca=/missing":             "ca of the URL: open /missing: no such file",
 	} {
-		for _, command := range [][]string{{"status", "-key", "k"}, {"migrate"}, {"run", "-key", "k", "--", "true"}} {
-			args := append([]string{command[0], "-store", url}, command[1:]...)
+		for _, command := range [][]string{{"status", "--key", "k"}, {"migrate"}, {"run", "--key", "k", "--", "true"}} {
+			args := append([]string{command[0], "--store", url}, command[1:]...)
 			status, stdout, stderr := tenureCommand(t, args...)
 			if status != 2 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, want) || strings.Contains(stderr, "s3cret") {
 				t.Errorf("%q: exit status %d, %q and %q, want %q", args, status, stdout, stderr, want)
@@ -97,19 +97,19 @@ func TestWhatNATSDoesNotHaveIsRefusedWithTheRemedy(t *testing.T) {
 		args   []string
 		remedy string
 	}{
-		{[]string{"list", "-sessions"}, "on Postgres or SQLite only"},
-		{[]string{"owner", "-key", "tenant/acme"}, "on Postgres or SQLite only"},
-		{[]string{"migrate", "-print"}, "run migrate once as a user who may set the store up"},
-		{[]string{"list", "-table", "mine"}, "add ?stream=NAME to the URL"},
-		{[]string{"list", "-schema", "mine"}, "needs a store on Postgres"},
+		{[]string{"list", "--sessions"}, "on Postgres or SQLite only"},
+		{[]string{"owner", "--key", "tenant/acme"}, "on Postgres or SQLite only"},
+		{[]string{"migrate", "--print"}, "run migrate once as a user who may set the store up"},
+		{[]string{"list", "--table", "mine"}, "add ?stream=NAME to the URL"},
+		{[]string{"list", "--schema", "mine"}, "needs a store on Postgres"},
 	} {
-		status, stdout, stderr := tenureCommand(t, append(test.args, "-store", s.store)...)
+		status, stdout, stderr := tenureCommand(t, append(test.args, "--store", s.store)...)
 		if status != 2 || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, test.remedy) {
 			t.Errorf("%q: exit status %d, %q and %q", test.args, status, stdout, stderr)
 		}
 	}
-	for _, command := range [][]string{{"status", "-key", "k"}, {"list"}, {"resign", "-key", "k"}} {
-		status, _, stderr := tenureCommand(t, append(command, "-store", s.store+"&stream=OTHER")...)
+	for _, command := range [][]string{{"status", "--key", "k"}, {"list"}, {"resign", "--key", "k"}} {
+		status, _, stderr := tenureCommand(t, append(command, "--store", s.store+"&stream=OTHER")...)
 		if want := "tenure " + command[0] + `: there is no stream OTHER: run "tenure migrate"` + "\n"; status != 1 || stderr != want {
 			t.Errorf("%q: exit status %d and %q", command, status, stderr)
 		}
@@ -207,9 +207,9 @@ func TestTLSAndCredentialsOfNATSComeFromFiles(t *testing.T) {
 		{"a server without TLS, again", strings.Replace(operated, "nats:", "tls:", 1) + "&creds=" + creds, "secure connection not available"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			args := []string{"migrate", "-store", test.store}
+			args := []string{"migrate", "--store", test.store}
 			if strings.Contains(test.want, "uthorization") { // run does not wait for a server that refuses it
-				args = []string{"run", "-store", test.store, "-key", "k", "--", "true"}
+				args = []string{"run", "--store", test.store, "--key", "k", "--", "true"}
 			}
 			status, stdout, stderr := tenureCommand(t, args...)
 			if test.want == "" {

@@ -43,7 +43,7 @@ func TestClosingTheTerminalEndsTenure(t *testing.T) {
 	}
 	s := sqliteSite(t)
 	user, terminal := newTerminal(t)
-	cmd := exec.Command(testBinary(t), append([]string{"run", "-key", "svc", "-store", s.store}, s.service(t)...)...)
+	cmd := exec.Command(testBinary(t), append([]string{"run", "--key", "svc", "--store", s.store}, s.service(t)...)...)
 	cmd.Env = slices.Concat(environ(), []string{asTenure + "=1"})
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = terminal, terminal, terminal
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}

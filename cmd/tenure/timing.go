@@ -11,7 +11,7 @@ import (
 //
 //	last renewal     told to end        SIGKILL      trust ends    others may begin
 //	|----------------|------------------|------------|-------------|
-//	  RenewDeadline    -stop-timeout      slack        Margin
+//	  RenewDeadline    --stop-timeout     slack        Margin
 type timing struct {
 	renewDeadline time.Duration
 	stop          time.Duration // from telling the program to end to SIGKILL
@@ -37,18 +37,18 @@ func newTiming(ttl, renew, stopTimeout, check time.Duration) (timing, error) {
 	t.renewDeadline = min(t.renewDeadline, trusted-t.stop)
 	least := renew + ttl/10 // so that a renewal that hangs can be retried
 	if stopTimeout == 0 && t.renewDeadline < least {
-		return t, usageError("-renew %v does not fit: with -ttl %v it is at most %v",
+		return t, usageError("--renew %v does not fit: with --ttl %v it is at most %v",
 			renew, ttl, (t.renewDeadline - ttl/10).Truncate(time.Millisecond))
 	}
 	if t.renewDeadline < least {
-		return t, usageError("-stop-timeout %v does not fit: with -ttl %v and -renew %v it is at most %v",
+		return t, usageError("--stop-timeout %v does not fit: with --ttl %v and --renew %v it is at most %v",
 			stopTimeout, ttl, renew, (trusted - least).Truncate(time.Millisecond))
 	}
 	// The coordinator wants a thirtieth for the job to return. A program that has no
-	// -stop-timeout of its own keeps at least a tenth.
+	// --stop-timeout of its own keeps at least a tenth.
 	latest := min(trusted-cmp.Or(stopTimeout, ttl/10), ttl-margin(ttl)-ttl/30)
 	if most := max(latest-ttl/10, t.renewDeadline-renew-1); check > most {
-		return t, usageError("-check-timeout %v does not fit: with -ttl %v and -stop-timeout %v it is at most %v",
+		return t, usageError("--check-timeout %v does not fit: with --ttl %v and --stop-timeout %v it is at most %v",
 			check, ttl, cmp.Or(stopTimeout, ttl/10), most.Truncate(time.Millisecond))
 	}
 	t.renewDeadline = max(t.renewDeadline, min(check+ttl/10, latest))

@@ -12,7 +12,7 @@ func TestAUniqueReplicaContinuesAtOnceAfterARestart(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *site) {
 		// Without the flag, the second start would take ten minutes. The program outlives tenure for some seconds.
-		args := append([]string{"-unique-replica", "-ttl", "10m", "-stop-timeout", "4s"}, s.service(t, "stubborn", "child")...)
+		args := append([]string{"--unique-replica", "--ttl", "10m", "--stop-timeout", "4s"}, s.service(t, "stubborn", "child")...)
 		first := s.start(t, "a", args...)
 		s.awaitStart(t, 0)
 		first.signal(t, syscall.SIGKILL)
@@ -26,7 +26,7 @@ func TestAUniqueReplicaContinuesAtOnceAfterARestart(t *testing.T) {
 func TestASecondRunOfAUniqueReplicaOnOneHostWaits(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
-	args := append([]string{"-unique-replica"}, s.service(t)...)
+	args := append([]string{"--unique-replica"}, s.service(t)...)
 	first := s.start(t, "a", args...)
 	s.awaitStart(t, 0)
 	second := s.start(t, "a", args...)
@@ -65,7 +65,7 @@ func TestAHostWithTheNameOfAnotherWaitsForItsLease(t *testing.T) {
 		}
 		const least = 2900 * time.Millisecond
 		since := other("00000000-0000-0000-0000-000000000001", map[string]string{tenure.UniqueWithin: "other"})
-		a := s.start(t, "a", append([]string{"-unique-replica"}, s.service(t)...)...)
+		a := s.start(t, "a", append([]string{"--unique-replica"}, s.service(t)...)...)
 		if next := s.awaitStart(t, 0); next.at.Sub(since) < least {
 			t.Errorf("at its start it took the lease of the other after %v", next.at.Sub(since))
 		}

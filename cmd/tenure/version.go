@@ -4,24 +4,27 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"io"
 	"runtime/debug"
+
+	"github.com/spf13/cobra"
 )
 
-var versionCommand = command{
-	name:     "version",
-	synopsis: "[-json]",
-	summary:  "print the version of this program",
-	about: `
-Version prints the module's version, its revision if it was built in a checkout, and the
+func versionCommand(out *output) *cobra.Command {
+	o := &options{}
+	c := &cobra.Command{
+		Use:   "version",
+		Short: "print the version of this program",
+		Long: `Version prints the module's version, its revision if it was built in a checkout, and the
 version of Go.`,
-	flags: "json",
-	act: func(_ context.Context, o *options, out *output, _ []string) error {
-		info, _ := debug.ReadBuildInfo()
-		return o.show(out, newVersionView(info))
-	},
+		RunE: func(*cobra.Command, []string) error {
+			info, _ := debug.ReadBuildInfo()
+			return o.show(out, newVersionView(info))
+		},
+	}
+	o.jsonFlag(c)
+	return c
 }
 
 // versionView is what version prints.
@@ -52,7 +55,7 @@ func newVersionView(info *debug.BuildInfo) versionView {
 	return v
 }
 
-func (v versionView) print(w io.Writer) error {
+func (v versionView) String() string {
 	line := "tenure " + v.Version
 	if v.Revision != "" {
 		line += ", revision " + v.Revision
@@ -63,6 +66,10 @@ func (v versionView) print(w io.Writer) error {
 			line += ", modified"
 		}
 	}
-	_, err := fmt.Fprintf(w, "%s, %s\n", line, v.Go)
+	return line + ", " + v.Go
+}
+
+func (v versionView) print(w io.Writer) error {
+	_, err := fmt.Fprintln(w, v)
 	return err
 }

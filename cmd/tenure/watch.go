@@ -12,36 +12,40 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/tenurelib/tenure"
 )
 
 // watchInterval is how often watch reads the lease if no notification wakes it.
 const watchInterval = 500 * time.Millisecond
 
-var watchCommand = command{
-	name:     "watch",
-	synopsis: "-store STORE -key NAME [-json]",
-	summary:  "print a line whenever a lease changes hands",
-	about: `
-Watch prints who holds the lease, and then a line for each change, until it is
+func watchCommand(out *output) *cobra.Command {
+	o := &options{}
+	c := &cobra.Command{
+		Use:   "watch --store STORE --key NAME",
+		Short: "print a line whenever a lease changes hands",
+		Long: `Watch prints who holds the lease, and then a line for each change, until it is
 interrupted. It may miss a state that lasts less than half a second. If the store stops
 answering, watch says so once and keeps trying.`,
-	flags: storeFlags + "key json",
-	check: (*options).checkKey,
-	act: func(ctx context.Context, o *options, out *output, _ []string) error {
-		ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
-		defer stop()
-		// The context that with passes bounds only the opening of the store.
-		var watched error
-		err := o.store.with(ctx, func(_ context.Context, store database) error {
-			watched = o.watch(ctx, store, out)
-			return nil
-		})
-		if ctx.Err() != nil {
-			return nil // interrupted while it opened the store
-		}
-		return errors.Join(err, watched)
-	},
+		PreRunE: func(*cobra.Command, []string) error { return o.checkKey() },
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			// The context that with passes bounds only the opening of the store.
+			var watched error
+			err := o.store.with(ctx, func(_ context.Context, store database) error {
+				watched = o.watch(ctx, store, out)
+				return nil
+			})
+			if ctx.Err() != nil {
+				return nil // interrupted while it opened the store
+			}
+			return errors.Join(err, watched)
+		},
+	}
+	o.leaseFlags(c)
+	return c
 }
 
 // change is a line that watch prints.

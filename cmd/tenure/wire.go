@@ -29,8 +29,8 @@ type trust struct {
 // report is a message from a guard to tenure.
 type report struct {
 	Ask      bool    `json:",omitempty"` // asks how much trust is left
-	Group    int     `json:",omitempty"` // the process group of the program, or of a run of -start, once it has started
-	Returned bool    `json:",omitempty"` // the run of -start has ended, and what is left of its group is the service's
+	Group    int     `json:",omitempty"` // the process group of the program, or of a run of --start, once it has started
+	Returned bool    `json:",omitempty"` // the run of --start has ended, and what is left of its group is the service's
 	End      *ending `json:",omitempty"` // the last report: nothing of the program is left
 }
 

@@ -16,7 +16,7 @@ func TestUnderAWitnessAlsoTheEndOfTenureRunCostsNothing(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
 	const ttl = "10m" // longer than the test
-	args := append([]string{"witness", "-store", s.store, "-young", "0", "-pass-store", "--", testBinary(t), "run", "-key", "svc", "-ttl", ttl, "-replica", "a"}, s.service(t)...)
+	args := append([]string{"witness", "--store", s.store, "--young", "0", "--pass-store", "--", testBinary(t), "run", "--key", "svc", "--ttl", ttl, "--replica", "a"}, s.service(t)...)
 	witness := exec.Command(testBinary(t), args...)
 	witness.Env = append(environ(), asTenure+"=1")
 	witness.Stderr = os.Stderr
@@ -31,7 +31,7 @@ func TestUnderAWitnessAlsoTheEndOfTenureRunCostsNothing(t *testing.T) {
 			run = p.PID
 		}
 	}
-	s.start(t, "b", append([]string{"-ttl", ttl}, s.service(t)...)...)
+	s.start(t, "b", append([]string{"--ttl", ttl}, s.service(t)...)...)
 	killed := time.Now()
 	syscall.Kill(run, syscall.SIGKILL)
 	if next := s.awaitStart(t, 1); next.holder != "b" {
@@ -46,10 +46,10 @@ func TestUnderAWitnessAlsoTheEndOfTenureRunCostsNothing(t *testing.T) {
 func TestAServiceRefusesAWitness(t *testing.T) {
 	t.Parallel()
 	s := sqliteSite(t)
-	cmd := exec.Command(testBinary(t), "witness", "-store", s.store, "-pass-store", "--", testBinary(t), "run", "-key", "svc", "-start", "true", "-stop", "true")
+	cmd := exec.Command(testBinary(t), "witness", "--store", s.store, "--pass-store", "--", testBinary(t), "run", "--key", "svc", "--start", "true", "--stop", "true")
 	cmd.Env = append(environ(), asTenure+"=1")
 	out, _ := cmd.CombinedOutput()
-	if cmd.ProcessState.ExitCode() != 2 || !strings.Contains(string(out), "-start and -stop do not work under a witness") {
+	if cmd.ProcessState.ExitCode() != 2 || !strings.Contains(string(out), "--start and --stop do not work under a witness") {
 		t.Errorf("%v: %s", cmd.ProcessState, out)
 	}
 }
@@ -73,8 +73,8 @@ func TestSocketsOfSystemdReachTheProgramOfAWitness(t *testing.T) {
 func TestAWitnessRefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{
-		{"-store", "x.db"}, {"--", "true"}, {"-store", "x.db", "-young", "-1s", "--", "true"}, {"-store", "x.db", "-release-timeout", "0s", "--", "true"},
-		{"-store", "x.db", "--", "no-such-program"},
+		{"--store", "x.db"}, {"--", "true"}, {"--store", "x.db", "--young", "-1s", "--", "true"}, {"--store", "x.db", "--release-timeout", "0s", "--", "true"},
+		{"--store", "x.db", "--", "no-such-program"},
 	} {
 		if status, _, stderr := tenureCommand(t, append([]string{"witness"}, args...)...); status != 2 || !strings.HasPrefix(stderr, "tenure witness: ") {
 			t.Errorf("%q: exit status %d and %q", args, status, stderr)

@@ -110,7 +110,7 @@ var OwnTables = [TableCount]OwnTable{
 }
 
 // OtherTable is the remedy for a table that does not fit because it is another program's.
-const OtherTable = "if it is another program's table, choose another name with Table or Schema, or with the command's -table or -schema"
+const OtherTable = "if it is another program's table, choose another name with Table or Schema, or with the command's --table or --schema"
 
 const (
 	otherOwnTable    = "drop or rename it, and call Migrate, which creates the right one"

@@ -70,8 +70,8 @@ func measureWitness(ctx context.Context, b *bench) error {
 		part("512 MiB", 40, "witness resident", 496),
 		part("40 leases", 40, "witness leases", 40),
 		part("100 keys", 40, "witness keys", 100),
-		{name: "tenure run", n: 40, args: []string{command, "witness", "-young", "0", "-pass-store", "-store", url, "--",
-			command, "run", "-key", "run", "-ttl", longTTL.String(), "--", "sh", "-c", "echo began; exec sleep 1000"}},
+		{name: "tenure run", n: 40, args: []string{command, "witness", "--young", "0", "--pass-store", "--store", url, "--",
+			command, "run", "--key", "run", "--ttl", longTTL.String(), "--", "sh", "-c", "echo began; exec sleep 1000"}},
 		part("advisory lock", 100, "advisory", 0),
 	}
 	for _, p := range peers {
