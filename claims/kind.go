@@ -74,7 +74,7 @@ func (k *kind) ofRows() bool { return k.table != k.s.table }
 
 // enter begins to claim under a term. The caller holds the session's mu.
 func (k *kind) enter(t *term) {
-	l := newLedger(t, 2*k.s.limit, k.s.cfg.TTL)
+	l := newLedger(t, k.s.cfg.TTL)
 	k.ledger = l
 	t.busy.Go(func() { k.reconcile(l) })
 	if k.queue != nil && k.queue.cfg.Expires != "" {
@@ -325,11 +325,7 @@ func (k *kind) startDetach(claims []Claim) error {
 	defer k.s.noteGivenBack()
 	if l.detach(claims); len(l.detached) >= l.forgetAt {
 		l.forgetAt = math.MaxInt
-		l.term.busy.Go(func() {
-			if ctx, ok := k.s.onCompared(l.term); ok { // otherwise the look that follows the comparison does it
-				_ = k.forgetDetached(ctx, l)
-			}
-		})
+		k.doubt(l, 0, 0)
 	}
 	return nil
 }

@@ -357,7 +357,7 @@ func (k *kind) claimed(t *term) (rows []objects.Claim) {
 			add(id, token)
 		}
 		// A session that has moved one of them to itself may write that again later than this one looks now.
-		k.doubt(l, doubt{until: time.Now().Add(k.s.cfg.TTL)})
+		k.doubt(l, 0, k.s.cfg.TTL)
 	}
 	for id, call := range k.running { // while the session closes, for example
 		if call.of.term == t && !call.kept && !l.owns(objects.Claim{ID: id, Session: t.id, Token: call.token}) {

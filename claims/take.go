@@ -53,9 +53,9 @@ type source struct {
 	filter objects.Filter
 }
 
-// is reports whether two sources are the same; nil equals none.
+// is reports whether two sources are the same.
 func (s *source) is(other *source) bool {
-	return s != nil && other != nil && s.q == other.q && s.filter.Where == other.filter.Where &&
+	return s.q == other.q && s.filter.Where == other.filter.Where &&
 		(len(s.filter.Args) == 0 || reflect.DeepEqual(s.filter.Args, other.filter.Args))
 }
 
@@ -78,9 +78,10 @@ type takeCall struct {
 // Errors of the store do not end it, except [tenure.ErrSetup].
 //
 // The caller works on each row, with [Worker.Do] or on its own, and ends the claim with a Finish method,
-// Release or ReleaseAfter. An attempt is counted when a row is taken, even if the database's answer is lost,
-// and may be taken back, see [QueueConfig.MaxAttempts]. If rows were taken before ctx was done, Take returns
-// them without an error.
+// Release or ReleaseAfter. An attempt is counted when a row is taken,
+// and may be taken back, see [QueueConfig.MaxAttempts]. If the database's answer is lost, the rows that it names are free
+// again within a TTL; their attempts are taken back unless the session has claimed other rows since. If rows were
+// taken before ctx was done, Take returns them without an error.
 func (w *Worker) Take(ctx context.Context, n int) ([]Claim, error) {
 	return w.TakeWith(ctx, TakeOptions{N: n})
 }
@@ -228,26 +229,20 @@ func (w *Worker) takeAs(ctx context.Context, l *ledger, of *source, wants func()
 		return nil, err
 	}
 	sent := time.Now()
-	rows, err := k.adoptable(ctx, l, of, n)
-	if err != nil {
-		return nil, err
-	}
-	if len(rows) == 0 {
-		take := objects.Taking{Session: l.term.id, N: n, Filter: of.filter}
-		rows, err = w.taker.take(ctx, take, k.strayIDs(), func(take objects.Taking) ([]objects.Claim, error) {
-			if err := k.over(l); err != nil { // the statements before this one took long
-				return nil, err
-			}
-			sending, cancel := w.s.writeContext(ctx)
-			defer cancel()
-			return w.q.table.TakeReady(sending, take, w.s.limit)
-		})
-		if err != nil && !errors.Is(err, tenure.ErrSetup) && !wroteNothing(err) {
-			k.lostTake(l, of)
-		}
-		if len(rows) == 0 {
+	take := objects.Taking{Session: l.term.id, N: n, Filter: of.filter}
+	rows, err := w.taker.take(ctx, take, k.strayIDs(), func(take objects.Taking) ([]objects.Claim, error) {
+		if err := k.over(l); err != nil { // the statements before this one took long
 			return nil, err
 		}
+		sending, cancel := w.s.writeContext(ctx)
+		defer cancel()
+		return w.q.table.TakeReady(sending, take, w.s.limit)
+	})
+	if err != nil && !errors.Is(err, tenure.ErrSetup) && !wroteNothing(err) {
+		k.lostAnswer(l)
+	}
+	if len(rows) == 0 {
+		return nil, err
 	}
 	return w.keep(l, rows, sent)
 }
