@@ -81,6 +81,7 @@ type Term struct {
 	longRun    atomic.Pointer[time.Time]      // when the oldest run of the job began, if the record is to say so; nil: it is not
 	clock      clock.Clock                    // nil for a local term
 	renewer    atomic.Pointer[renewer]        // nil: no keeper renews the term
+	comparison atomic.Pointer[comparison]     // of what the term owns beside its record; nil: it owns nothing, or another process knows
 
 	mu       sync.Mutex      // guards the fields below; never held across I/O
 	version  int64           // of the object, as far as we know; 0: a failover has lost it
@@ -353,6 +354,9 @@ func (t *Term) server() string {
 	defer t.mu.Unlock()
 	return t.vouched.Server
 }
+
+// comparison checks what a term owns against the store, in a new lineage.
+type comparison func(ctx context.Context, on objects.Lineage) error
 
 // renewer renews a term before its renewal is due.
 type renewer func(ctx context.Context) error

@@ -37,8 +37,8 @@
 // Another process may take a session over, with [tenure.Lease.Resume]. The process that began the session
 // seals the record before it closes, and frees nothing if the session continues elsewhere.
 //
-// A failover of the database may lose claims. A session writes its lost claims again before its first renewal
-// after the failover counts. It claims nothing new before the failover has settled: see [tenure.Lineage].
+// A failover of the database may lose claims. Those have ended: a session compares its claims with their rows before its
+// first renewal after the failover counts. It claims nothing new before the failover has settled: see [tenure.Lineage].
 //
 // A session compares its claims with their rows once an hour, and whenever a statement was refused or not
 // answered, or the database may have gone back in time, as after a failover. It frees rows that name it but

@@ -19,7 +19,7 @@ func StoreOf(s *Session) tenure.Store { return s.store }
 func (k *Keys) LookAtAll() error { return k.kind.lookAtAll(k.kind.ledger) }
 
 // Compare compares the claims of the current term with their rows, as after a failover.
-func (k *Keys) Compare() error { return k.kind.compare(k.kind.ledger.term.ctx, k.kind.ledger.term) }
+func (k *Keys) Compare() error { return k.kind.compareIn(k.kind.ledger.term.ctx, k.kind.ledger.term) }
 
 // LimitOf returns how many slots there are for this process.
 func LimitOf(s *Slots) int { return s.n }

@@ -104,6 +104,7 @@ func (k *kind) begin(ctx context.Context) (l *ledger, done func(), err error) {
 	}
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
+	k.ledger.late = false
 	return k.ledger, func() { <-k.turn }, nil
 }
 
@@ -130,12 +131,17 @@ func (k *kind) claimable(l *ledger, ids []string) ([]string, error) {
 }
 
 // keep turns rows that were taken into claims. If a func of this process still runs for a row, keep frees
-// that row instead. An answer that comes after the trust in the session has ended counts as an error.
+// that row instead. An answer counts as an error if it comes after the trust in the session has ended, or so late after a
+// failover that the session has compared its claims without these.
 func (k *kind) keep(l *ledger, rows []objects.Claim) (kept []Claim, err error) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	if err := k.s.over(l.term); err != nil {
 		return nil, err
+	}
+	if l.late {
+		k.doubt(l, 0, 0)
+		return nil, tenure.ErrMoved
 	}
 	if l.add(rows) {
 		l.term.recheckRequests()

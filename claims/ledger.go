@@ -20,6 +20,7 @@ type ledger struct {
 	spent     map[string]int64 // the tokens of held claims whose attempts are used
 	doubts    doubts
 
+	late     bool  // the statement under way was sent before a failover, and its claims were not compared
 	newest   int64 // the greatest token of a claim that was held: no caller had a row with a greater one
 	forgetAt int   // the number of detached claims at which to compare, which forgets the ended ones
 

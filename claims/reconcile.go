@@ -68,48 +68,26 @@ func (k *kind) reconcile(l *ledger) {
 	}
 }
 
-// lookAtAll compares all claims with their rows, and notes that it did.
+// lookAtAll compares all claims with their rows, frees unknown rows, and ends the claims whose rows say otherwise.
 func (k *kind) lookAtAll(l *ledger) error {
-	began, err := time.Now(), errNotCompared
-	if ctx, ok := k.s.onCompared(l.term); ok {
-		err = k.compareRows(ctx, l)
-	}
+	began := time.Now()
+	err := k.settleDifferences(l)
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	l.doubts.ended(began, time.Now(), err == nil)
-	if err == errNotCompared { // the next renewal writes again what a failover has lost
-		return nil
-	}
 	l.forgetAt = perStatement + 2*len(l.detached)
 	return err
 }
 
-var errNotCompared = errors.New("the claims were not compared since a failover")
-
-// compareRows frees the rows that name the session and that it does not know, and ends the claims whose rows say otherwise.
-func (k *kind) compareRows(ctx context.Context, l *ledger) error {
-	s := k.s
-	s.mu.Lock()
-	unseen := l.claims()
-	s.mu.Unlock()
-	var others []objects.Claim
-	for after, more := "", true; more; {
-		if l.term.hasEnded() {
-			return nil
-		}
-		var rows []objects.Claim
-		var err error
-		sent := time.Now()
-		if rows, more, err = k.table.owned(ctx, k.name, l.term.id, after); err != nil {
-			return err
-		}
-		s.mu.Lock()
-		others = append(others, l.compare(unseen, rows)...)
-		s.mu.Unlock()
-		if len(rows) > 0 {
-			after = rows[len(rows)-1].ID
-		}
-		pace.Sleep(ctx, time.Since(sent)) // leaves half of the time to others
+func (k *kind) settleDifferences(l *ledger) error {
+	on, err := k.s.store.Lineage(l.term.ctx)
+	if err != nil {
+		return err
+	}
+	ctx := objects.OnServer(l.term.ctx, on.Server) // a standby would show what was
+	others, unseen, err := k.differences(ctx, l, true)
+	if err != nil {
+		return err
 	}
 	if err := k.endDenied(ctx, l, unseen); err != nil { // first, because one of the others may name an earlier claim of its key
 		return err
@@ -120,6 +98,34 @@ func (k *kind) compareRows(ctx context.Context, l *ledger) error {
 		}
 	}
 	return nil
+}
+
+// differences compares all claims with the rows that name the session. It returns the rows of which the session has no
+// claim, and the claims of which it has found no row. A regular look leaves half of the time to others.
+func (k *kind) differences(ctx context.Context, l *ledger, regular bool) (others []objects.Claim, unseen map[string]int64, err error) {
+	k.s.mu.Lock()
+	unseen = l.claims()
+	k.s.mu.Unlock()
+	for after, more := "", true; more; {
+		if regular && l.term.hasEnded() {
+			return nil, nil, nil
+		}
+		var rows []objects.Claim
+		sent := time.Now()
+		if rows, more, err = k.table.owned(ctx, k.name, l.term.id, after); err != nil {
+			return others, unseen, err
+		}
+		k.s.mu.Lock()
+		others = append(others, l.compare(unseen, rows)...)
+		k.s.mu.Unlock()
+		if len(rows) > 0 {
+			after = rows[len(rows)-1].ID
+		}
+		if regular {
+			pace.Sleep(ctx, time.Since(sent))
+		}
+	}
+	return others, unseen, nil
 }
 
 // freeUnknown frees the unknown ones among rows.
