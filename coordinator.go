@@ -216,7 +216,7 @@ func (c *Coordinator) IsHolder() bool {
 func (c *Coordinator) hold(ctx context.Context, term *Term, hints Subscription) (resign *resignation, cause error) {
 	keeper, job := newKeeper(&c.base, term, hints), newJob(ctx, term, &c.base)
 	c.enterTerm(keeper)
-	keeper.start(ctx)
+	keeper.start()
 	cause = ErrJobEnded // if anything below panics, the term still ends in order
 	defer func() { resign = c.endTerm(term, keeper, job, cause) }()
 	if err := c.startJob(term, keeper, job); err != nil {

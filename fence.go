@@ -34,13 +34,16 @@ func (t *Term) Fence() (*objects.Fence, error) {
 		return nil, fmt.Errorf("term of %s: %w", t.key, over)
 	}
 	return &objects.Fence{
-		ID:       objects.ID(t.key),
-		Record:   t.payload,
-		Server:   func() string { return t.at.vouchedBy().Server },
-		Reassert: t.renewNow,
-		Idle:     max(2*t.trusted, time.Minute), // long enough for any func that is alive
-		Yield:    t.giveWay,
-		Refused:  t.fencedOut,
+		ID:     objects.ID(t.key),
+		Record: t.payload,
+		Server: func() string { return t.at.vouchedBy().Server },
+		Renew:  t.renewNow,
+		OnFailover: func(compare func(context.Context, objects.Lineage) error) {
+			t.comparison.Store((*comparison)(&compare))
+		},
+		Idle:    max(2*t.trusted, time.Minute), // long enough for any func that is alive
+		Yield:   t.giveWay,
+		Refused: t.fencedOut,
 	}, nil
 }
 
@@ -181,7 +184,7 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 	}
 	ofServer, placed := objects.As[interface {
 		place(context.Context, *objects.Fence) error
-		refused(context.Context, *objects.Fence, error) error
+		renew(context.Context, *objects.Fence) error
 	}](Store(store))
 	if placed = placed && fence != nil; placed {
 		// Under ctx, and before there is a transaction, because FenceStatement takes no
@@ -200,15 +203,13 @@ func FencedTx(ctx context.Context, store SQLStore, guard Guard, db *sql.DB, opts
 	}
 	err = FenceError(err)
 	switch {
-	case fence != nil && errors.Is(err, ErrMoved):
-		if _, renewErr := fence.Reassert(ctx); renewErr != nil {
+	case placed && errors.Is(err, ErrMoved):
+		if renewErr := ofServer.renew(ctx, fence); renewErr != nil {
 			err = fmt.Errorf("%w (%w)", err, renewErr)
 		}
 	case errors.Is(err, ErrLost):
 		if term, ok := guard.(*Term); ok {
 			err = term.refusedByStatement(ctx, store, err)
-		} else if placed {
-			err = ofServer.refused(ctx, fence, err)
 		}
 	}
 	return fencedBy(ctx, fence, err)

@@ -147,10 +147,9 @@ func newKeeper(b *base, term *Term, hints Subscription) *keeper {
 
 // start begins to renew. A local term has nothing to renew, so its keeper only waits to be
 // stopped.
-func (k *keeper) start(caller context.Context) {
-	// Of the caller's values, renewals keep only this one, because they outlive the caller's trace.
-	ctx := objects.WithComparison(context.Background(), objects.Comparison(caller))
-	ctx, k.stopRenewing = context.WithCancel(ctx)
+func (k *keeper) start() {
+	var ctx context.Context // without the caller's values, because renewals outlive the caller's trace
+	ctx, k.stopRenewing = context.WithCancel(context.Background())
 	if k.term.local() {
 		return
 	}

@@ -354,7 +354,7 @@ func (t *Term) mayReassert(r reading, exists bool) bool {
 // than its record, compare first has that checked against the store: the renewal must not extend a claim whose row a
 // failover has lost.
 func (t *Term) compare(ctx context.Context, version int64, on Lineage) error {
-	compare := objects.Comparison(ctx)
+	compare := t.comparison.Load()
 	if t.at.vouchedIn(on) || compare == nil && t.key.Type != objects.SessionType {
 		return nil
 	}
@@ -362,7 +362,7 @@ func (t *Term) compare(ctx context.Context, version int64, on Lineage) error {
 	if compare == nil {
 		return fmt.Errorf("%w: the database has failed over, and only the process that began a session knows its claims", ErrHeld)
 	}
-	return compare(ctx, objects.Lineage(on))
+	return (*compare)(ctx, objects.Lineage(on))
 }
 
 // saysOf returns what the record of a term says of its lineage: only a session's names the server, for the processes that

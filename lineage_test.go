@@ -520,15 +520,17 @@ func TestASessionIsRenewedOverAFailoverOnlyWithItsClaims(t *testing.T) {
 		_, err = other.Resume(t.Context(), term.ID(), term.Token())
 		require.ErrorIs(t, err, tenure.ErrHeld, "that record makes no other process right")
 		lost, compared := errors.New("not compared"), 0
-		comparing := objects.WithComparison(t.Context(), func(context.Context, objects.Lineage) error {
+		right, err := term.Fence()
+		require.NoError(t, err)
+		right.OnFailover(func(context.Context, objects.Lineage) error {
 			compared++
 			return lost
 		})
-		require.ErrorIs(t, lease.Renew(comparing, term), lost)
+		require.ErrorIs(t, lease.Renew(t.Context(), term), lost)
 		require.Equal(t, left, term.Remaining())
 		lost = nil
-		require.NoError(t, lease.Renew(comparing, term))
-		require.NoError(t, lease.Renew(comparing, term))
+		require.NoError(t, lease.Renew(t.Context(), term))
+		require.NoError(t, lease.Renew(t.Context(), term))
 		require.Equal(t, 2, compared)
 		require.Greater(t, term.Remaining(), left)
 	})

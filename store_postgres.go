@@ -290,16 +290,9 @@ func (s *PostgresStore) place(ctx context.Context, fence *objects.Fence) error {
 	return s.table.Place(ctx, fence)
 }
 
-// refused returns the error of a transaction whose fence statement has found that the claim
-// does not stand.
-func (s *PostgresStore) refused(ctx context.Context, fence *objects.Fence, refusal error) error {
-	switch again, err := s.table.Reasserted(ctx, fence); {
-	case again:
-		return fmt.Errorf("%w (%w)", ErrMoved, refusal)
-	case err != nil:
-		return fmt.Errorf("%w (its row can't be read: %w)", refusal, err)
-	}
-	return refusal
+// renew renews what a fence depends on, if this process does that.
+func (s *PostgresStore) renew(ctx context.Context, fence *objects.Fence) error {
+	return s.table.Renew(ctx, fence)
 }
 
 // PutStatement returns a statement that writes an existing object if it is at that version;

@@ -81,6 +81,7 @@ type Term struct {
 	longRun    atomic.Pointer[time.Time]      // when the oldest run of the job began, if the record is to say so; nil: it is not
 	clock      clock.Clock                    // nil for a local term
 	renewer    atomic.Pointer[renewer]        // nil: no keeper renews the term
+	comparison atomic.Pointer[comparison]     // of what the term owns beside its record; nil: it owns nothing, or another process knows
 
 	at position // of the record in the store
 
@@ -292,6 +293,9 @@ func (t *Term) giveWay(ctx context.Context) {
 	case <-ctx.Done():
 	}
 }
+
+// comparison checks what a term owns against the store, in a new lineage.
+type comparison func(ctx context.Context, on objects.Lineage) error
 
 // renewer renews a term before its renewal is due.
 type renewer func(ctx context.Context) error

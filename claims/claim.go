@@ -62,9 +62,9 @@ const longestIdle = time.Minute
 // FenceStatement of [tenure.PostgresStore] and [tenure.SQLiteStore], to [tenure.FencedTx], or to
 // [tenure.Fence]. They write only if the key has been neither freed nor claimed by another session since.
 // Otherwise they return [tenure.ErrLost], and nothing is written. On Postgres they lock the claim's row only for
-// the check at the end. Any process that was given the claim may write under it. If a failover of the database
-// has lost the claim of a session of this process, the session first writes it again. If your func was called
-// before that, nothing was written, and the error is [tenure.ErrMoved]: retry.
+// the check at the end. Any process that was given the claim may write under it. After a failover or a restart
+// of the database the error is [tenure.ErrMoved], and nothing is written, until the session has renewed its record
+// there, which it does at once if it is one of this process: retry.
 //
 // The claim of a row is compared with the row itself, which the same transaction may change. The process must
 // have made a [Queue] on the row's table with that store, but not necessarily the queue that took the row.
@@ -77,8 +77,7 @@ func (c Claim) Fence() (*objects.Fence, error) {
 	row.Row = c.Row
 	return &objects.Fence{
 		ID: objects.ID(c.Key), Claim: &row, Idle: longestIdle,
-		Reassert: func(ctx context.Context) (bool, error) { return reassert(ctx, c.Session) },
-		Yield:    func(context.Context) {},
+		Yield: func(context.Context) {},
 		Refused: func(_ *objects.Row, why error) error {
 			if why != nil {
 				return fmt.Errorf("%w (its row can't be read: %w)", tenure.ErrLost, why)

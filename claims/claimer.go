@@ -151,7 +151,7 @@ func (c *claimer) write(ctx context.Context, l *ledger, free, gone, missing []st
 			if sending.Err() != nil { // a smaller group may be fast enough the next time
 				k.table.groups.tooSlow(len(ids))
 			}
-			k.lostAnswer(l, ids...)
+			k.lostAnswer(l)
 		}
 		rows = append(rows, taken...)
 		return err

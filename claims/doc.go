@@ -32,20 +32,18 @@
 // lease expires. A session that is removed while its process is paused does no harm. The trust in it has ended
 // by then, and rows that it writes late name a session without a record.
 //
-// If the answer to a statement that took rows is lost, the session frees them, unless the next [Worker.Take] from
-// the same queue adopts them.
+// If the answer to a statement that took rows is lost, the session frees them once the statement must have ended.
 //
 // Another process may take a session over, with [tenure.Lease.Resume]. The process that began the session
 // seals the record before it closes, and frees nothing if the session continues elsewhere.
 //
-// A failover of the database may lose claims. A session writes its lost claims again before its first renewal
-// after the failover counts. It claims nothing new before the failover has settled: see [tenure.Lineage].
+// A failover of the database may lose claims. Those have ended: a session compares its claims with their rows before its
+// first renewal after the failover counts. It claims nothing new before the failover has settled: see [tenure.Lineage].
 //
 // A session compares its claims with their rows once an hour, and whenever a statement was refused or not
 // answered, or the database may have gone back in time, as after a failover. It frees rows that name it but
 // that it does not know, and ends claims that their rows contradict. Comparing a million keys takes a thousand
-// statements of a few milliseconds each, with a pause of the same length after each. If claims begin or end
-// during the comparison, a second round of as many, slower statements follows.
+// statements of a few milliseconds each, with a pause of the same length after each.
 //
 // Once per TTL, each session looks for sessions that have expired, removes them, and frees their rows. It also frees
 // rows that name a session without a record. While a caller waits for a key, the session looks three times per TTL,

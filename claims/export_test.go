@@ -15,13 +15,11 @@ func (q *Queue) Workers() int { return len(q.allWorkers()) }
 // StoreOf returns the store of a session.
 func StoreOf(s *Session) tenure.Store { return s.store }
 
-// LookAtAll compares all rows that name the session with what it knows, and EndDenied each of its
-// claims with its row.
+// LookAtAll compares all rows that name the session with its claims.
 func (k *Keys) LookAtAll() error { return k.kind.lookAtAll(k.kind.ledger) }
-func (k *Keys) EndDenied() error { return k.kind.endDenied(k.kind.ledger.term.ctx, k.kind.ledger) }
 
 // Compare compares the claims of the current term with their rows, as after a failover.
-func (k *Keys) Compare() error { return k.kind.compare(k.kind.ledger.term.ctx, k.kind.ledger.term) }
+func (k *Keys) Compare() error { return k.kind.compareIn(k.kind.ledger.term.ctx, k.kind.ledger.term) }
 
 // LimitOf returns how many slots there are for this process.
 func LimitOf(s *Slots) int { return s.n }

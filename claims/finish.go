@@ -48,7 +48,7 @@ func (q *Queue) FinishPostgres(ctx context.Context, claims []Claim, fn func(tx p
 	lost, fnErr, err := table.FinishWith(ctx, rowsOf(claims), q.idle(claims), fn)
 	again := fnErr == nil && errors.Is(err, tenure.ErrMoved) && q.renewedHere(ctx, rowsOf(claims))
 	if len(lost) > 0 { // fn was not called
-		lost, err = q.endedOf(ctx, lost)
+		lost, _, err = q.rows.standing(ctx, q.cfg.Table, lost)
 		again = err == nil && len(lost) == 0
 	}
 	if again {
@@ -64,7 +64,7 @@ var errUnchanged = errors.New("nothing is updated: a trigger prevents that")
 
 // endedOrUnchanged returns which claims have ended, of those that a statement that waits for locks has not ended.
 func (q *Queue) endedOrUnchanged(ctx context.Context, left []objects.Claim) (lost []objects.Claim, err error) {
-	if lost, err = q.endedOf(ctx, left); err == nil && len(lost) == 0 {
+	if lost, _, err = q.rows.standing(ctx, q.cfg.Table, left); err == nil && len(lost) == 0 {
 		err = errUnchanged
 	}
 	return lost, err
@@ -232,16 +232,15 @@ func (q *Queue) endBatch(ctx context.Context, batch map[objects.Claim]*finishing
 }
 
 // left divides the claims that a statement has not ended: some had ended before, and the rows of others are
-// locked. If it can't tell, or a failover has lost some, it returns all as locked.
+// locked. If it can't tell, it returns all as locked.
 func (q *Queue) left(ctx context.Context, left []objects.Claim) (lost, locked []objects.Claim) {
 	if len(left) == 0 {
 		return nil, nil
 	}
-	undone, lost, locked, err := q.rows.judge(ctx, q.cfg.Table, left, true)
-	if err != nil {
-		return nil, left
+	if lost, locked, err := q.rows.standing(ctx, q.cfg.Table, left); err == nil {
+		return lost, locked
 	}
-	return lost, append(locked, undone...)
+	return nil, left
 }
 
 // errLocked is the reason why a row is not finished. Its claim still stands.
@@ -273,7 +272,7 @@ func (q *Queue) endAll(ctx context.Context, how objects.Ending, rows []objects.C
 			continue
 		}
 		if err == nil && len(left) > 0 {
-			lost, err = q.endedOf(ctx, left)
+			lost, _, err = q.rows.standing(ctx, q.cfg.Table, left)
 		}
 		if err != nil || len(left) == 0 || len(lost) > 0 {
 			return lost, err

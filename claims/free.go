@@ -80,7 +80,7 @@ func (k *kind) freeBatch(l *ledger, rows []objects.Claim, how objects.Freeing) (
 		if err == nil {
 			if len(refused) > 0 {
 				k.s.mu.Lock()
-				k.doubt(l, doubt{until: time.Now()}, idsOf(refused)...)
+				k.doubt(l, k.s.cfg.TTL, k.s.cfg.TTL)
 				k.s.mu.Unlock()
 			}
 			return locked
@@ -100,11 +100,9 @@ func (k *kind) reclaim(l *ledger, rows []objects.Claim) (free []string, err erro
 	}
 	alike := make(map[objects.Freeing][]objects.Claim)
 	k.s.mu.Lock()
-	newest := l.newest
 	for _, r := range k.unknown(l, rows) {
-		k.doubt(l, doubt{until: time.Now()}, r.ID)       // in case it can't be freed now: it may be locked
-		l.newest = max(l.newest, r.Token)                // it must not be adopted any more: the answer may be lost
-		how := objects.Freeing{Unused: r.Token > newest} // otherwise the claim may have been given to a caller
+		k.doubt(l, k.s.cfg.TTL, k.s.cfg.TTL)               // in case it can't be freed now: it may be locked
+		how := objects.Freeing{Unused: r.Token > l.newest} // otherwise the claim may have been given to a caller
 		alike[how] = append(alike[how], r)
 	}
 	k.s.mu.Unlock()

@@ -74,7 +74,7 @@ func (k *kind) ofRows() bool { return k.table != k.s.table }
 
 // enter begins to claim under a term. The caller holds the session's mu.
 func (k *kind) enter(t *term) {
-	l := newLedger(t, 2*k.s.limit, k.s.cfg.TTL)
+	l := newLedger(t, k.s.cfg.TTL)
 	k.ledger = l
 	t.busy.Go(func() { k.reconcile(l) })
 	if k.queue != nil && k.queue.cfg.Expires != "" {
@@ -104,6 +104,7 @@ func (k *kind) begin(ctx context.Context) (l *ledger, done func(), err error) {
 	}
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
+	k.ledger.late = false
 	return k.ledger, func() { <-k.turn }, nil
 }
 
@@ -130,12 +131,17 @@ func (k *kind) claimable(l *ledger, ids []string) ([]string, error) {
 }
 
 // keep turns rows that were taken into claims. If a func of this process still runs for a row, keep frees
-// that row instead. An answer that comes after the trust in the session has ended counts as an error.
+// that row instead. An answer counts as an error if it comes after the trust in the session has ended, or so late after a
+// failover that the session has compared its claims without these.
 func (k *kind) keep(l *ledger, rows []objects.Claim) (kept []Claim, err error) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	if err := k.s.over(l.term); err != nil {
 		return nil, err
+	}
+	if l.late {
+		k.doubt(l, 0, 0)
+		return nil, tenure.ErrMoved
 	}
 	if l.add(rows) {
 		l.term.recheckRequests()
@@ -325,11 +331,7 @@ func (k *kind) startDetach(claims []Claim) error {
 	defer k.s.noteGivenBack()
 	if l.detach(claims); len(l.detached) >= l.forgetAt {
 		l.forgetAt = math.MaxInt
-		l.term.busy.Go(func() {
-			if ctx, ok := k.s.onCompared(l.term); ok { // otherwise the look that follows the comparison does it
-				_ = k.forgetDetached(ctx, l)
-			}
-		})
+		k.doubt(l, 0, 0)
 	}
 	return nil
 }

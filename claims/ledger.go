@@ -1,6 +1,7 @@
 package claims
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -19,11 +20,9 @@ type ledger struct {
 	spent     map[string]int64 // the tokens of held claims whose attempts are used
 	doubts    doubts
 
-	lostBy     *source   // of the take whose answer was lost; nil: none was, or other statements are unanswered, too
-	namedUntil time.Time // by then an unanswered statement that named its keys has landed, unless it is very late
-	newest     int64     // the greatest token of a claim that was held, or of a row that was freed as unknown
-	changes    int       // how often a held claim was added or dropped
-	forgetAt   int       // the number of detached claims at which to forget the ended ones
+	late     bool  // the statement under way was sent before a failover, and its claims were not compared
+	newest   int64 // the greatest token of a claim that was held: no caller had a row with a greater one
+	forgetAt int   // the number of detached claims at which to compare, which forgets the ended ones
 
 	toFree    []*batch // in this order
 	freesRows bool     // a goroutine frees them
@@ -36,11 +35,11 @@ type batch struct {
 	done chan struct{} // closed when the rows are free, or the session is lost
 }
 
-func newLedger(t *term, mayRun, ttl time.Duration) *ledger {
+func newLedger(t *term, pause time.Duration) *ledger {
 	return &ledger{
 		term: t, held: make(map[string]int64), requested: make(map[string]bool), early: make(map[string]int64),
 		freeing: make(map[string]int), detached: make(map[string]int64), spent: make(map[string]int64), forgetAt: perStatement,
-		doubts: doubts{mayRun: mayRun, ttl: ttl, rows: make(map[string]doubt), changed: make(chan struct{}, 1)},
+		doubts: doubts{pause: pause, changed: make(chan struct{}, 1)},
 	}
 }
 
@@ -69,6 +68,37 @@ func (l *ledger) knows(r objects.Claim) bool {
 	return held || l.freeing[r.ID] > 0 || l.detached[r.ID] == r.Token
 }
 
+// claims returns the tokens of the held and the detached claims, by their keys.
+func (l *ledger) claims() map[string]int64 {
+	claims := maps.Clone(l.held)
+	maps.Copy(claims, l.detached)
+	return claims
+}
+
+// compare compares claims with rows that name the session and were read later. It returns the rows of claims that the
+// session has neither had then nor has now, and removes from unseen the claims whose rows stand. What is left in unseen
+// after the last row has ended, or ends, if the session still has it.
+func (l *ledger) compare(unseen map[string]int64, rows []objects.Claim) (others []objects.Claim) {
+	for _, r := range rows {
+		if token, had := unseen[r.ID]; had && token == r.Token {
+			delete(unseen, r.ID)
+		} else if !l.owns(r) {
+			others = append(others, r)
+		}
+	}
+	return others
+}
+
+// stillOwned returns those of the claims that the session still has.
+func (l *ledger) stillOwned(claims map[string]int64) (owned []objects.Claim) {
+	for id, token := range claims {
+		if r := (objects.Claim{ID: id, Session: l.term.id, Token: token}); l.owns(r) {
+			owned = append(owned, r)
+		}
+	}
+	return owned
+}
+
 // claimable returns the keys that are neither held nor being freed.
 func (l *ledger) claimable(ids []string) (claimable []string) {
 	for _, id := range ids {
@@ -84,7 +114,6 @@ func (l *ledger) add(rows []objects.Claim) (requested bool) {
 	for _, r := range rows {
 		l.drop(r.ID) // what was known of an earlier claim
 		l.held[r.ID] = r.Token
-		l.changes++
 		l.newest = max(l.newest, r.Token)
 		delete(l.detached, r.ID)
 		if l.early[r.ID] == r.Token {
@@ -119,7 +148,6 @@ func (l *ledger) drop(id string) {
 		delete(l.held, id)
 		delete(l.requested, id)
 		delete(l.spent, id)
-		l.changes++
 	}
 }
 
@@ -189,17 +217,6 @@ func (l *ledger) freed(rows []objects.Claim) {
 	}
 }
 
-// doubt says how long a row may differ from what the session believes. If an answer was lost, the first look comes
-// after mayRun. Until landed, the next take may adopt the rows; until the later time until, looks go on.
-type doubt struct {
-	landed time.Time // by then a statement whose answer was lost has landed, unless it is very late; zero: there is none
-	until  time.Time // a look that begins after this time ends the doubt
-}
-
-func (d doubt) and(other doubt) doubt {
-	return doubt{later(d.landed, other.landed), later(d.until, other.until)}
-}
-
 func later(a, b time.Time) time.Time {
 	if b.After(a) {
 		return b
@@ -207,87 +224,30 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// doubts say which rows of one kind a session has to look at, and when.
+// doubts say when a session compares its claims of one kind with their rows.
 type doubts struct {
-	mayRun time.Duration // how long a statement may run after its answer was lost, unless it was delayed: twice its limit
-	ttl    time.Duration
-
-	rows     map[string]doubt // about single rows
-	any      doubt            // about rows whose IDs are unknown; a zero until: there is none
-	rowsAt   time.Time        // when to look at the single rows
-	anyAt    time.Time        // when to look at all rows that the session owns
-	lookedAt time.Time        // when all were last looked at
-	changed  chan struct{}    // receives when a doubt was added
+	pause    time.Duration // the least time between two comparisons
+	at       time.Time     // of the next comparison; zero: nothing is in doubt
+	until    time.Time     // a comparison that begins after this time ends the doubts
+	compared time.Time     // when the last comparison ended
+	changed  chan struct{} // receives when a doubt was added
 }
 
-// add schedules a look at rows; with no IDs, at all rows that the session owns.
-func (d *doubts) add(now time.Time, why doubt, ids ...string) {
-	at := now
-	switch {
-	case !why.landed.IsZero():
-		at = now.Add(d.mayRun)
-	case len(ids) > 0:
-		at = now.Add(d.ttl)
+// add schedules comparisons, the first at a given time, until one begins after another.
+func (d *doubts) add(at, until time.Time) {
+	if at = later(at, d.compared.Add(d.pause)); d.at.IsZero() || at.Before(d.at) {
+		d.at = at
 	}
-	if len(ids) == 0 {
-		if at = later(at, d.lookedAt.Add(d.ttl)); d.any.until.IsZero() || at.Before(d.anyAt) {
-			d.anyAt = at
-		}
-		d.any = d.any.and(why)
-	} else if len(d.rows) == 0 || at.Before(d.rowsAt) {
-		d.rowsAt = at
-	}
-	for _, id := range ids {
-		d.rows[id] = d.rows[id].and(why)
-	}
+	d.until = later(d.until, until)
 	notify(d.changed)
 }
 
-// due returns which looks are due now, and the time of the next look; zero: nothing is in doubt.
-func (d *doubts) due(now time.Time) (rows, all bool, at time.Time) {
-	if len(d.rows) > 0 {
-		rows, at = !now.Before(d.rowsAt), d.rowsAt
+// ended notes a comparison, and whether it was complete.
+func (d *doubts) ended(began, now time.Time, complete bool) {
+	d.compared, d.at = now, now.Add(max(d.pause, lookShare*now.Sub(began)))
+	if complete && !d.until.After(began) {
+		d.at = time.Time{}
 	}
-	if !d.any.until.IsZero() {
-		all = !now.Before(d.anyAt)
-		if at.IsZero() || d.anyAt.Before(at) {
-			at = d.anyAt
-		}
-	}
-	return rows, all, at
-}
-
-// unsure reports whether a statement whose answer was lost may land at any moment, on rows whose IDs
-// are unknown.
-func (d *doubts) unsure(now time.Time) bool { return now.Before(d.any.landed) }
-
-// looked ends the doubts about rows, if they were over when a look at these rows began.
-func (d *doubts) looked(began time.Time, ids []string) {
-	for _, id := range ids {
-		if why, doubtful := d.rows[id]; doubtful && !why.until.After(began) {
-			delete(d.rows, id)
-		}
-	}
-}
-
-// again sets when to look at the single rows again, after a look that has just ended.
-func (d *doubts) again(began, now time.Time) {
-	pause := d.ttl
-	for _, why := range d.rows {
-		if why.landed.After(began) {
-			pause = d.mayRun
-			break
-		}
-	}
-	d.rowsAt = now.Add(pause)
-}
-
-// lookedAtAll notes a look at all rows that the session owns, and whether it was complete.
-func (d *doubts) lookedAtAll(began, now time.Time, complete bool) {
-	if d.lookedAt = now; complete && !d.any.until.After(began) {
-		d.any = doubt{}
-	}
-	d.anyAt = now.Add(max(d.ttl, lookShare*now.Sub(began)))
 }
 
 // notify sends to a channel with room for one value, unless it is full.

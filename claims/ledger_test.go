@@ -49,7 +49,7 @@ const (
 func TestALedgerIsAsItsModelSays(t *testing.T) {
 	for seed := range uint64(100) {
 		w := &ledgerWorld{T: t, rng: rand.New(rand.NewPCG(seed, 0)), now: time.Unix(1e9, 0), rows: make(map[string]objects.Claim), claims: make(map[objects.Claim]claimState)}
-		w.l = newLedger(&term{id: "ours"}, ledgerMayRun, ledgerTTL)
+		w.l = newLedger(&term{id: "ours"}, ledgerTTL)
 		steps := []func(){w.take, w.take, w.loseTake, w.land, w.release, w.landFree, w.landFree, w.detach, w.finish, w.request, w.undo, w.wait, w.look}
 		for range 300 {
 			steps[w.rng.IntN(len(steps))]()
@@ -114,11 +114,7 @@ func (w *ledgerWorld) loseTake() {
 	if len(ids) == 0 {
 		return
 	}
-	named := ids
-	if w.rng.IntN(2) == 0 {
-		named = nil // it is not known which rows the statement takes
-	}
-	w.l.doubts.add(w.now, doubt{w.now.Add(ledgerMayRun + ledgerTTL), w.now.Add(ledgerLate)}, named...)
+	w.l.doubts.add(w.now.Add(ledgerMayRun), w.now.Add(ledgerLate))
 	end := w.now.Add(ledgerLate)
 	w.late = append(w.late, func() {
 		if w.now.Before(end) { // later ones are found by a look that has no doubt
@@ -199,45 +195,48 @@ func (w *ledgerWorld) undo() {
 		w.token++
 		w.rows[id] = objects.Claim{ID: id, Session: []string{"", "another"}[w.rng.IntN(2)], Token: w.token}
 	}
-	w.l.doubts.add(w.now, doubt{until: w.now})
+	w.l.doubts.add(w.now, w.now)
 }
 
 func (w *ledgerWorld) wait() { w.now = w.now.Add(time.Duration(w.rng.Int64N(int64(20 * time.Minute)))) }
 
-// look does what reconcile does when something is due.
+// look does what reconcile does when something is due. Claims begin and end while it reads the rows.
 func (w *ledgerWorld) look() {
-	rows, all, at := w.l.doubts.due(w.now)
-	require.Equal(w, len(w.l.doubts.rows) > 0 || !w.l.doubts.any.until.IsZero(), !at.IsZero())
+	if at := w.l.doubts.at; at.IsZero() || w.now.Before(at) {
+		return
+	}
 	began := w.now
-	if rows {
-		ids := slices.Collect(maps.Keys(w.l.doubts.rows))
-		w.l.doubts.looked(began, ids)
-		w.freeUnknown(ids)
-		w.l.doubts.again(began, w.now)
-	}
-	if all {
-		for id, token := range maps.Clone(w.l.held) {
-			if c := (objects.Claim{ID: id, Session: "ours", Token: token}); w.rows[id] != c {
-				w.l.end(id, token)
-				delete(w.claims, c)
-			}
+	unseen := w.l.claims()
+	var others []objects.Claim
+	for _, id := range slices.Sorted(maps.Keys(w.rows)) { // in pages of one row
+		if r := w.rows[id]; r.Session == "ours" {
+			others = append(others, w.l.compare(unseen, []objects.Claim{r})...)
 		}
-		w.freeUnknown(slices.Collect(maps.Keys(w.rows)))
-		w.l.doubts.lookedAtAll(began, w.now, true)
+		if w.rng.IntN(4) == 0 {
+			[]func(){w.take, w.release, w.landFree, w.finish}[w.rng.IntN(4)]()
+		}
 	}
+	for _, r := range others {
+		w.freeUnknown(r.ID)
+	}
+	for _, c := range w.l.stillOwned(unseen) {
+		if r := w.rows[c.ID]; r != c {
+			w.l.end(c.ID, c.Token)
+			delete(w.claims, c)
+		}
+	}
+	w.l.doubts.ended(began, w.now, true)
 }
 
-func (w *ledgerWorld) freeUnknown(ids []string) {
-	for _, id := range ids {
-		r := w.rows[id]
-		if r.Session != "ours" || w.l.owns(r) {
-			continue
-		}
-		w.l.doubts.add(w.now, doubt{until: w.now}, id)
-		if !w.l.knows(r) {
-			require.Zero(w, w.claims[r], "%v is not unknown", r)
-			w.free([]objects.Claim{r})
-		}
+func (w *ledgerWorld) freeUnknown(id string) {
+	r := w.rows[id]
+	if r.Session != "ours" || w.l.owns(r) {
+		return
+	}
+	w.l.doubts.add(w.now.Add(ledgerTTL), w.now.Add(ledgerTTL))
+	if !w.l.knows(r) {
+		require.Zero(w, w.claims[r], "%v is not unknown", r)
+		w.free([]objects.Claim{r})
 	}
 }
 
@@ -267,8 +266,7 @@ func (w *ledgerWorld) check(seed uint64) {
 	}
 	for id, r := range w.rows {
 		if r.Session == "ours" && w.claims[r] == 0 {
-			_, doubtful := w.l.doubts.rows[id]
-			require.True(w, doubtful || !w.l.doubts.any.until.IsZero(), "%s: no look at %v is due", what, r)
+			require.False(w, w.l.doubts.at.IsZero(), "%s: no look at %s, %v, is due", what, id, r)
 		}
 	}
 }
@@ -283,9 +281,50 @@ func (w *ledgerWorld) settle(seed uint64) {
 		w.check(seed)
 		w.now = w.now.Add(5 * time.Minute)
 	}
-	_, _, at := w.l.doubts.due(w.now)
-	require.Zero(w, at, "seed %d: %v is still in doubt", seed, w.l.doubts)
+	require.Zero(w, w.l.doubts.at, "seed %d: something is still in doubt", seed)
 	for _, r := range w.rows {
 		require.True(w, r.Session != "ours" || w.l.owns(r), "seed %d: %v is unknown", seed, r)
+	}
+}
+
+func TestWhatIsFreedAndWhatEndsWhenClaimsAreComparedWithTheirRows(t *testing.T) {
+	row := func(id string, token int64) objects.Claim {
+		return objects.Claim{ID: id, Session: "ours", Token: token}
+	}
+	tests := map[string]struct {
+		held, detached, freeing, since []objects.Claim // since: claims that began after the first ones were noted
+		ended                          []objects.Claim // and those that have ended since
+		rows, free, end                []objects.Claim
+	}{
+		"a claim whose row stands goes on":                {held: []objects.Claim{row("a", 2)}, rows: []objects.Claim{row("a", 2)}},
+		"and so does a detached one":                      {detached: []objects.Claim{row("a", 2)}, rows: []objects.Claim{row("a", 2)}},
+		"a claim without a row ends":                      {held: []objects.Claim{row("a", 2)}, end: []objects.Claim{row("a", 2)}},
+		"and so does a detached one without a row":        {detached: []objects.Claim{row("a", 2)}, end: []objects.Claim{row("a", 2)}},
+		"a claim whose row has an earlier token ends":     {held: []objects.Claim{row("a", 2)}, rows: []objects.Claim{row("a", 1)}, end: []objects.Claim{row("a", 2)}},
+		"a detached claim whose row has a later one ends": {detached: []objects.Claim{row("a", 2)}, rows: []objects.Claim{row("a", 3)}, free: []objects.Claim{row("a", 3)}, end: []objects.Claim{row("a", 2)}},
+		"a row without a claim is freed":                  {held: []objects.Claim{row("a", 2)}, rows: []objects.Claim{row("a", 2), row("b", 1)}, free: []objects.Claim{row("b", 1)}},
+		"a row that is being freed is not freed again":    {freeing: []objects.Claim{row("a", 2)}, rows: []objects.Claim{row("a", 2)}},
+		"a claim that began meanwhile goes on":            {since: []objects.Claim{row("a", 2)}, rows: []objects.Claim{row("a", 2)}},
+		"even if its row was read before":                 {since: []objects.Claim{row("a", 2)}},
+		"a claim that ended meanwhile does not end again": {held: []objects.Claim{row("a", 2)}, ended: []objects.Claim{row("a", 2)}},
+		"nor is its row freed that was read before":       {held: []objects.Claim{row("a", 2)}, ended: []objects.Claim{row("a", 2)}, rows: []objects.Claim{row("a", 2)}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			l := newLedger(&term{id: "ours"}, ledgerTTL)
+			l.add(append(slices.Clone(test.held), append(test.detached, test.freeing...)...))
+			for _, r := range test.detached {
+				l.detach([]Claim{claimOf("kind", "ours", r, false)})
+			}
+			l.startFreeing(false, test.freeing)
+			unseen := l.claims()
+			l.add(test.since)
+			for _, r := range test.ended {
+				l.end(r.ID, r.Token)
+			}
+			others := l.compare(unseen, test.rows)
+			require.ElementsMatch(t, test.free, slices.DeleteFunc(others, l.knows))
+			require.ElementsMatch(t, test.end, l.stillOwned(unseen))
+		})
 	}
 }

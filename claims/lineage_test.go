@@ -2,8 +2,8 @@ package claims_test
 
 import (
 	"context"
-	"errors"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -120,76 +120,117 @@ func (w *failoverWorld) claim(m *member, id string) claims.Claim {
 	return got[0]
 }
 
-func TestWhatAFailoverHasLostOfASessionIsWrittenAgain(t *testing.T) {
+// tell runs a func for a claim, and returns why it was told to return.
+func (w *failoverWorld) tell(m *member, c claims.Claim) (told chan error) {
+	told = make(chan error, 1)
+	go func() {
+		_ = m.keys.Do(context.WithoutCancel(w.Context()), c, func(ctx context.Context) error {
+			<-ctx.Done()
+			told <- context.Cause(ctx)
+			return nil
+		})
+	}()
+	return told
+}
+
+// The session, and what the failover has not lost, go on.
+func TestAClaimThatAFailoverHasLostEndsBeforeAnotherCanHaveIt(t *testing.T) {
 	eachFailover(t, func(w *failoverWorld) {
-		nothing := w.backUp()
 		a := w.join(ttl, nil)
+		kept, passed := w.claim(a, "kept"), w.claim(a, "passed")
+		require.NoError(w, a.keys.Detach(passed))
+		before := w.backUp()
 		held, detached := w.claim(a, "1"), w.claim(a, "2")
 		require.NoError(w, a.keys.Detach(detached))
-		id, told := a.session.ID(), error(nil)
-		go func() {
-			told = a.keys.Do(w.Context(), held, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
-		}()
+		id, told := a.session.ID(), w.tell(a, held)
 		b := w.join(ttl, nil)
-		w.failOver(nothing)
-		for range 3 * ttl / time.Second {
-			time.Sleep(time.Second)
-			got, err := b.keys.TryClaim(w.Context(), "1", "2")
-			require.NoError(w, err)
-			require.Empty(w, got)
-			require.True(w, a.keys.Holds(held))
-		}
-		require.NoError(w, told)
-		require.Equal(w, id, a.session.ID())
-		require.Contains(w, a.log.String(), `the database has failed over and lost claims" kind=tenant written_again=2 ended=0`)
-		standing, err := b.keys.Standing(w.Context(), "1", "2")
-		require.NoError(w, err)
-		require.ElementsMatch(w, []claims.Claim{held, detached}, standing, "with the same tokens")
-	})
-}
-
-// The row is the session's, of a claim that it has ended since.
-func TestALaterClaimThatAFailoverHasLostIsWrittenOverAnEarlierOne(t *testing.T) {
-	eachFailover(t, func(w *failoverWorld) {
-		a := w.join(ttl, nil)
-		earlier, other := w.claim(a, "1"), w.claim(a, "2")
-		before := w.backUp()
-		require.NoError(w, a.keys.Release(w.Context(), earlier))
-		held := w.claim(a, "1")
 		w.failOver(before)
-		time.Sleep(2 * ttl)
-		standing, err := a.keys.Standing(w.Context(), "1", "2")
-		require.NoError(w, err)
-		require.ElementsMatch(w, []claims.Claim{held, other}, standing)
-		require.True(w, a.keys.Holds(held))
-	})
-}
-
-// A write under the claim need neither wait for the next renewal nor fail.
-func TestAFenceHasALostClaimWrittenAgainAtOnce(t *testing.T) {
-	eachFailover(t, func(w *failoverWorld) {
-		a := w.join(ttl, nil)
-		before := w.backUp()
-		held := w.claim(a, "1")
-		w.failOver(before)
-		fence, err := held.Fence()
-		require.NoError(w, err)
 		began := time.Now()
-		again, err := fence.Reassert(w.Context())
+		select {
+		case cause := <-told:
+			var ended *claims.EndedError
+			require.ErrorAs(w, cause, &ended)
+			require.ErrorIs(w, cause, tenure.ErrLost)
+			require.Equal(w, []claims.Claim{held}, ended.Claims)
+		case <-time.After(ttl / 2):
+			require.Fail(w, "its func goes on")
+		}
+		require.Contains(w, a.log.String(), `claims have ended, because the database has failed over and lost them" kind=tenant claims=2`)
+		got := []claims.Claim(nil)
+		for len(got) == 0 {
+			time.Sleep(time.Second)
+			require.True(w, a.keys.Holds(kept))
+			require.False(w, a.keys.Holds(held))
+			var err error
+			got, err = b.keys.TryClaim(w.Context(), "1", "2", "kept", "passed")
+			require.NoError(w, err)
+		}
+		require.Len(w, got, 2, "what was lost is free")
+		require.GreaterOrEqual(w, time.Since(began), ttl)
+		require.Less(w, time.Since(began), ttl+ttl/3+2*time.Second, "of the first answer, to its renewal")
+		require.Greater(w, got[0].Token, max(held.Token, detached.Token))
+		require.Equal(w, id, a.session.ID())
+		standing, err := b.keys.Standing(w.Context(), "kept", "passed")
 		require.NoError(w, err)
-		require.True(w, again)
-		require.Less(w, time.Since(began), time.Second)
-		standing, err := a.keys.Standing(w.Context(), "1")
-		require.NoError(w, err)
-		require.Equal(w, []claims.Claim{held}, standing)
+		require.ElementsMatch(w, []claims.Claim{kept, passed}, standing)
+	})
+}
 
-		elsewhere := held
-		elsewhere.Session = "another process's"
-		fence, err = elsewhere.Fence()
+// The failover has lost the release of the first claim and the whole second one. A write under the first one, which lands
+// late, would overtake what was written under the second.
+func TestOverAFailoverNoWriteUnderAClaimThatWasReleasedLands(t *testing.T) {
+	for _, same := range []bool{false, true} {
+		t.Run("the next claim is the same session's: "+strconv.FormatBool(same), func(t *testing.T) {
+			eachFailover(t, func(w *failoverWorld) {
+				a, b := w.join(ttl, nil), w.join(ttl, nil)
+				released, other := w.claim(a, "1"), w.claim(a, "2")
+				before := w.backUp()
+				require.NoError(w, a.keys.Release(w.Context(), released))
+				next := b
+				if same {
+					next = a
+				}
+				later := w.claim(next, "1")
+				w.failOver(before)
+				a.store.SetHook(testkit.Only("claims.free", testkit.Once(testkit.Refuse)))
+				landed := false
+				for range 2 * ttl / (100 * time.Millisecond) {
+					require.Error(w, w.db.fenced(w.Context(), rowOf(released), 0), "it is late")
+					require.Error(w, w.db.fenced(w.Context(), rowOf(later), 0), "it is lost")
+					landed = landed || w.db.fenced(w.Context(), rowOf(other), 0) == nil
+					time.Sleep(100 * time.Millisecond)
+				}
+				require.True(w, landed)
+				require.False(w, next.keys.Holds(later))
+				require.True(w, a.keys.Holds(other))
+				w.claim(b, "1")
+			})
+		})
+	}
+}
+
+// A write under the claim need not wait for the next renewal.
+func TestWhoeverWritesUnderAClaimHasItsSessionRenewedAtOnceAfterAFailover(t *testing.T) {
+	eachFailover(t, func(w *failoverWorld) {
+		a := w.join(ttl, nil)
+		kept := w.claim(a, "kept")
+		before := w.backUp()
+		lost := w.claim(a, "lost")
+		w.failOver(before)
+		require.ErrorIs(w, w.db.fenced(w.Context(), rowOf(kept), 0), tenure.ErrMoved)
+		began := time.Now()
+		renewals := a.store.Backend().Renewals()
+		renewed, err := renewals.Renew(w.Context(), kept.Session)
 		require.NoError(w, err)
-		again, err = fence.Reassert(w.Context())
+		require.True(w, renewed)
+		require.Less(w, time.Since(began), time.Second)
+		require.True(w, a.keys.Holds(kept))
+		require.False(w, a.keys.Holds(lost), "the claims were compared first")
+		require.NoError(w, w.db.fenced(w.Context(), rowOf(kept), 0))
+
+		renewed, err = renewals.Renew(w.Context(), "another process's")
 		require.NoError(w, err)
-		require.False(w, again)
+		require.False(w, renewed)
 	})
 }
 
@@ -198,7 +239,7 @@ type noJobsWatcher struct{}
 func (noJobsWatcher) jobTaken(context.Context, *memJob)                        {}
 func (noJobsWatcher) jobFreed(context.Context, objects.Claim, *objects.Ending) {}
 
-func TestARowWhoseTakeAFailoverHasLostIsFinished(t *testing.T) {
+func TestARowWhoseTakeAFailoverHasLostIsNotFinished(t *testing.T) {
 	eachFailover(t, func(w *failoverWorld) {
 		jobs := map[string]*memJob{}
 		for _, id := range []string{"1", "2", "3"} {
@@ -217,17 +258,15 @@ func TestARowWhoseTakeAFailoverHasLostIsFinished(t *testing.T) {
 				j.Session, j.Token = "", 1
 			}
 		})
-		began := time.Now()
-		require.NoError(w, queue.Finish(w.Context(), rows[0]))
-		require.NoError(w, queue.Finish(w.Context(), rows[1:]...))
-		require.Less(w, time.Since(began), time.Second)
+		require.ErrorIs(w, queue.Finish(w.Context(), rows[0]), tenure.ErrLost)
+		require.ErrorIs(w, queue.Finish(w.Context(), rows[1:2]...), tenure.ErrLost)
+		time.Sleep(ttl / 2)
+		require.False(w, worker.Holds(rows[2]), "it was compared with its row")
 		w.db.locked(func() {
 			for _, j := range jobs {
-				require.True(w, j.done, j.ID)
+				require.False(w, j.done, j.ID)
 			}
 		})
-		w.db.locked(func() { jobs["1"].Token++ })
-		require.ErrorIs(w, queue.Finish(w.Context(), rows[0]), tenure.ErrLost)
 	})
 }
 
@@ -311,80 +350,45 @@ func TestAStatementThatClaimsNamesItsServer(t *testing.T) {
 	})
 }
 
-// The statement is done before the failover, and its answer comes after the claims were compared.
-func TestAClaimWhoseAnswerComesAfterAFailoverIsCompared(t *testing.T) {
-	eachFailover(t, func(w *failoverWorld) {
-		a := w.join(ttl, nil)
-		before := w.backUp()
-		a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-			err := do(ctx)
-			if call.Op == "claims.take" {
-				w.failOver(before)
-				time.Sleep(ttl/3 + ttl/12) // a renewal begins meanwhile
-			}
-			return err
-		})
-		held := w.claim(a, "1")
-		a.store.SetHook(nil)
-		b := w.join(ttl, nil)
-		time.Sleep(2 * ttl)
-		require.True(w, a.keys.Holds(held))
-		got, err := b.keys.TryClaim(w.Context(), "1")
-		require.NoError(w, err)
-		require.Empty(w, got)
-	})
-}
-
-// The database refuses to have it written again.
-func TestAClaimThatCannotBeWrittenAgainEnds(t *testing.T) {
-	eachFailover(t, func(w *failoverWorld) {
-		a := w.join(ttl, nil)
-		w.claim(a, "2")
-		require.NoError(w, a.keys.Release(w.Context(), w.claim(a, "1")))
-		before := w.backUp()
-		time.Sleep(time.Second)
-		held := w.claim(a, "1")
-		told := make(chan error, 1)
-		go func() {
-			_ = a.keys.Do(w.Context(), held, func(ctx context.Context) error {
-				<-ctx.Done()
-				told <- context.Cause(ctx)
-				return nil
+// The statement is done before the failover, and its answer comes after the next renewal has begun, or even after the session
+// has compared its claims without waiting for it any longer.
+func TestAClaimWhoseAnswerComesAfterAFailoverDoesNotCountUncompared(t *testing.T) {
+	for _, answer := range []time.Duration{ttl / 12, ttl / 2} {
+		t.Run(answer.String(), func(t *testing.T) {
+			eachFailover(t, func(w *failoverWorld) {
+				a := w.join(ttl, nil)
+				kept := w.claim(a, "kept")
+				before := w.backUp()
+				a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+					err := do(ctx)
+					if call.Op == "claims.take" && slices.Contains(call.IDs, "1") {
+						w.failOver(before)
+						time.Sleep(ttl/3 + answer) // a renewal begins meanwhile
+					}
+					return err
+				})
+				got, err := a.keys.TryClaim(w.Context(), "1")
+				a.store.SetHook(nil)
+				if answer > ttl/4 {
+					require.NoError(w, err, "nothing is claimed before the failover has settled")
+					require.Empty(w, got)
+				}
+				require.True(w, a.keys.Holds(kept))
+				b := w.join(ttl, nil)
+				taken := []claims.Claim(nil)
+				for len(taken) == 0 {
+					taken, err = b.keys.TryClaim(w.Context(), "1")
+					require.NoError(w, err)
+					time.Sleep(time.Second)
+				}
+				for _, c := range got {
+					require.False(w, a.keys.Holds(c))
+				}
+				require.Equal(w, taken[0].Session, b.session.ID())
+				require.True(w, a.session.Valid())
 			})
-		}()
-		w.failOver(before)
-		w.db.locked(func() { w.db.refused = map[string]bool{"1": true} })
-		select {
-		case cause := <-told:
-			require.ErrorIs(w, cause, tenure.ErrLost)
-		case <-time.After(ttl):
-			require.Fail(w, "its func goes on")
-		}
-		require.False(w, a.keys.Holds(held))
-		require.True(w, a.session.Valid())
-	})
-}
-
-// A look that finds a claim's row missing may come before the renewal that writes it again.
-func TestARegularLookEndsNoClaimThatIsYetToBeWrittenAgain(t *testing.T) {
-	eachFailover(t, func(w *failoverWorld) {
-		a := w.join(ttl, nil)
-		before := w.backUp()
-		held := w.claim(a, "1")
-		w.failOver(before)
-		a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-			if call.Op == "put" { // the renewal
-				return errors.New("connection refused")
-			}
-			return do(ctx)
 		})
-		require.NoError(w, a.keys.LookAtAll())
-		require.True(w, a.keys.Holds(held))
-		a.store.SetHook(nil)
-		time.Sleep(ttl)
-		require.NoError(w, a.keys.LookAtAll())
-		require.True(w, a.keys.Holds(held))
-	})
+	}
 }
 
 // Some keys are claimed, or moved, before the failover, and the others can't be yet: the caller gets the first ones.
@@ -436,10 +440,7 @@ func TestAKindThatCannotBeComparedEndsAlone(t *testing.T) {
 		id := a.session.ID()
 		w.failOver(w.backUp())
 		a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-			switch {
-			case call.Op == "claims.owned": // of either kind; then each row is looked at
-				return errors.New("unreadable")
-			case call.Op == "claims.look" && call.Key.Type == "other":
+			if call.Op == "claims.owned" && call.Key.Type == "other" {
 				<-ctx.Done()
 				return ctx.Err()
 			}
@@ -450,7 +451,7 @@ func TestAKindThatCannotBeComparedEndsAlone(t *testing.T) {
 		require.Equal(w, id, a.session.ID())
 		require.True(w, a.keys.Holds(held))
 		require.False(w, other.Holds(unreadable[0]))
-		require.Contains(w, a.log.String(), `lost claims" kind=other written_again=0 ended=1 error=`)
+		require.Contains(w, a.log.String(), `lost them" kind=other claims=1 error=`)
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"maps"
@@ -27,6 +28,8 @@ type memDB struct {
 	opens   func(ctx context.Context) time.Duration // how long a statement that writes is open
 	watcher watcher
 	table   *memRows // nil: there is none
+
+	renewals objects.Renewals
 
 	mu      sync.Mutex // guards what follows; a watcher is called under it
 	records *storetest.Mem
@@ -58,7 +61,6 @@ type watcher interface {
 	rowTaken(ctx context.Context, before, after objects.Claim) // a zero before: there was no row
 	rowFreed(ctx context.Context, before objects.Claim)
 	rowMoved(ctx context.Context, seen, before, after objects.Claim)
-	rowReasserted(ctx context.Context, after objects.Claim)
 	noticePruned(before objects.Claim) // that its claim was moved
 	fencedWrite(ctx context.Context, by objects.Claim, err error)
 }
@@ -87,6 +89,7 @@ func (d *memDB) newRecords() *storetest.Mem {
 }
 
 func (d *memDB) Backend() objects.Backend    { return d }
+func (d *memDB) Renewals() *objects.Renewals { return &d.renewals }
 func (d *memDB) Claims() objects.ClaimsTable { return d }
 
 // Rows returns the one table of a user, whatever its config.
@@ -308,21 +311,6 @@ func (d *memDB) Free(ctx context.Context, session, kind string, ids []string, to
 	})
 }
 
-func (d *memDB) Reassert(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) error {
-	token := make(map[string]int64)
-	for i, id := range ids {
-		token[id] = tokens[i]
-	}
-	isLost := func(r *memRow) bool { return r.Token < token[r.ID] }
-	_, err := d.write(ctx, limit, kind, ids, isLost, func(rows []*memRow) {
-		for _, r := range append(rows, d.create(kind, ids)...) {
-			r.Session, r.Token = session, token[r.ID]
-			d.watcher.rowReasserted(ctx, r.Claim)
-		}
-	})
-	return err
-}
-
 // write locks the rows that are not locked yet, and lets change write them when the statement
 // commits. It returns the other rows.
 func (d *memDB) write(ctx context.Context, limit time.Duration, kind string, ids []string, which func(*memRow) bool, change func([]*memRow)) (left []objects.Claim, err error) {
@@ -510,6 +498,9 @@ func (d *memDB) fenced(ctx context.Context, c objects.Claim, open time.Duration)
 }
 
 func (d *memDB) fencedWrite(_ context.Context, c objects.Claim, open time.Duration) error {
+	if !d.isHere(c.Session) {
+		return tenure.ErrMoved
+	}
 	r := d.rows[rowKey{c.Kind, c.ID}]
 	for r != nil && r.unlocked != nil {
 		unlocked := r.unlocked
@@ -535,10 +526,19 @@ func (d *memDB) fencedWrite(_ context.Context, c objects.Claim, open time.Durati
 	return nil
 }
 
+// isHere reports whether a session was renewed on the present server, as far as its record says. The caller holds the mutex.
+func (d *memDB) isHere(session string) bool {
+	var label struct {
+		Server string `json:"server"`
+	}
+	o, _ := d.record(session)
+	_ = json.Unmarshal([]byte(o.Labels["tenure.lineage"]), &label)
+	return label.Server == "" || label.Server == d.server()
+}
+
 type noWatcher struct{}
 
 func (noWatcher) recordPut(context.Context, tenure.Object)               {}
-func (noWatcher) rowReasserted(context.Context, objects.Claim)           {}
 func (noWatcher) recordDeleted(context.Context, string)                  {}
 func (noWatcher) rowTaken(context.Context, objects.Claim, objects.Claim) {}
 func (noWatcher) rowFreed(context.Context, objects.Claim)                {}

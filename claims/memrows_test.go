@@ -130,17 +130,6 @@ func (r *memRows) Free(ctx context.Context, session, _ string, ids []string, tok
 	return nil, nil
 }
 
-func (r *memRows) Reassert(_ context.Context, session, _ string, ids []string, tokens []int64, _ time.Duration) error {
-	r.d.mu.Lock()
-	defer r.d.mu.Unlock()
-	for i, id := range ids {
-		if j := r.jobs[id]; j != nil && j.Token < tokens[i] {
-			j.Session, j.Token, j.since = session, tokens[i], time.Now()
-		}
-	}
-	return nil
-}
-
 func (r *memRows) free(ctx context.Context, j *memJob, how *objects.Ending) {
 	before := j.Claim
 	j.Session, j.since = "", time.Now()

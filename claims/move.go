@@ -89,7 +89,7 @@ func (k *Keys) writeMove(ctx context.Context, l *ledger, seen []objects.Claim) (
 		defer cancel()
 		got, left, err := k.s.claims.Move(sending, l.term.id, k.name, seen, k.s.limit)
 		if err != nil && !wroteNothing(err) {
-			k.kind.lostAnswer(l, idsOf(seen)...)
+			k.kind.lostAnswer(l)
 		}
 		moved, locked = append(moved, got...), append(locked, left...)
 		return err

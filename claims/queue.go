@@ -39,6 +39,7 @@ type Queue struct {
 	taker *taker      // for sessions of remote workers
 
 	settling *settling // for these sessions
+	renewals *objects.Renewals
 
 	retries    logtext.Retries
 	registered atomic.Bool // whether this process need not register it any more
@@ -72,6 +73,7 @@ func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {
 	q.rows = &ownerTable{q.table, new(groups), queueLimit, cfg.Requested != ""}
 	q.taker = newTaker(q, queueLimit, tenure.DefaultTTL)
 	q.settling = &settling{store: store, ttl: tenure.DefaultTTL, limit: queueLimit, logger: cfg.Logger}
+	q.renewals = backend.Renewals()
 	return q, nil
 }
 

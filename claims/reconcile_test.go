@@ -92,7 +92,7 @@ func TestRowsThatTheDatabaseRefusesToFreeAreFreedWhenItRefusesNoLonger(t *testin
 }
 
 // Its attempt counts, so a func that makes the database refuse its row does not get the row forever.
-func TestARowThatTheDatabaseRefusedToFreeIsNotAdopted(t *testing.T) {
+func TestTheAttemptOfARowThatTheDatabaseRefusedToFreeIsNotTakenBack(t *testing.T) {
 	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
 		a := w.start("a")
 		rows := w.rowsOf(a, effect)
@@ -100,71 +100,9 @@ func TestARowThatTheDatabaseRefusedToFreeIsNotAdopted(t *testing.T) {
 		testkit.ExecSQL(t, w.db, `CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
 		require.NoError(w, rows.Release(w.Context(), got...))
 		testkit.ExecSQL(t, w.db, `DROP TRIGGER refuses`)
-		a.fault(testkit.Only("queue.take", testkit.Once(testkit.LoseAnswer))) // from now on it adopts rows
-		time.Sleep(time.Second)
 		again := takeOf(w, rows, 1)
 		require.Greater(w, again[0].Token, got[0].Token)
 		require.Equal(w, 2, again[0].Attempt)
-	})
-}
-
-// S1: the look frees it while a Take reads what to adopt.
-func TestARowThatIsFreedWhileItIsReadIsNotAdopted(t *testing.T) {
-	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
-		a := w.start("a")
-		rows := w.rowsOf(a, effect)
-		ctx, cancel := context.WithCancel(w.Context())
-		var reads atomic.Bool
-		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-			switch {
-			case call.Op == "queue.take" && !reads.Load():
-				cancel() // and no call takes again
-				return testkit.LoseAnswer(ctx, call, do)
-			case call.Op == "queue.free":
-				time.Sleep(2 * time.Second)
-			case call.Op == "queue.owned" && reads.Load():
-				defer time.Sleep(2 * time.Second)
-			}
-			return do(ctx)
-		})
-		_, err := rows.Take(ctx, 1)
-		require.Error(w, err)
-		time.Sleep(11 * time.Second) // the look has begun to free it
-		reads.Store(true)
-		got := takeOf(w, rows, 1)
-		time.Sleep(5 * time.Second)
-		require.Equal(w, 1, w.count(fmt.Sprintf(`SELECT count(*) FROM tasks WHERE session IS NOT NULL AND token = %d`, got[0].Token)), "it holds a row that is free")
-	})
-}
-
-// S1: the statement that frees it is on its way for long, and the next one was refused.
-func TestARowThatAStatementMayStillFreeIsNotAdopted(t *testing.T) {
-	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
-		a := w.start("a")
-		rows := w.rowsOf(a, effect)
-		ctx, cancel := context.WithCancel(w.Context())
-		var takes, frees atomic.Int64
-		a.fault(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-			switch {
-			case call.Op == "queue.take" && takes.Add(1) == 1:
-				cancel()
-				return testkit.LoseAnswer(ctx, call, do)
-			case call.Op == "queue.free" && frees.Add(1) == 1:
-				return late(6*time.Second)(ctx, call, do)
-			}
-			return do(ctx)
-		})
-		_, err := rows.Take(ctx, 1)
-		require.Error(w, err)
-		testkit.ExecSQL(t, w.db, `CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
-		for frees.Load() < 2 {
-			time.Sleep(time.Second)
-		}
-		testkit.ExecSQL(t, w.db, `DROP TRIGGER refuses`)
-		got := takeOf(w, rows, 1)
-		time.Sleep(10 * time.Second)
-		require.True(w, rows.Holds(got[0]))
-		require.Equal(w, 1, w.count(fmt.Sprintf(`SELECT count(*) FROM tasks WHERE session IS NOT NULL AND token = %d`, got[0].Token)), "it holds a row that is free")
 	})
 }
 
@@ -606,36 +544,6 @@ func TestAnAttemptThatIsSpentUnderAnotherNameOfTheTableIsNotTakenBack(t *testing
 		}
 		a.stop()
 		require.Equal(w, 2, w.count(`SELECT count(*) FROM tasks WHERE session IS NULL AND attempts = 1`))
-	})
-}
-
-// The claim of a row under another name of its table may end between the statement that reads the rows and
-// the look at what the session knows of them.
-func TestARowThatWasFinishedUnderAnotherNameOfItsTableIsNotAdopted(t *testing.T) {
-	inRowsBubble(t, effect, 2, func(w *rowsWorld) {
-		a := w.start("a")
-		one, two := w.rowsByTwoNames(a)
-		ofTwo := make(chan []claims.Claim, 1) // several goroutines read rows
-		ofTwo <- takeOf(w, two, 1)
-		var reads bool
-		a.fault(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
-			switch {
-			case call.Op == "queue.take" && !reads:
-				reads = true
-				return testkit.LoseAnswer(ctx, call, send)
-			case call.Op == "queue.owned":
-				err := send(ctx)
-				select {
-				case finished := <-ofTwo:
-					require.NoError(w, two.Finish(context.Background(), finished...))
-				default:
-				}
-				return err
-			}
-			return send(ctx)
-		})
-		require.Equal(w, []string{"2"}, takenIDs(takeOf(w, one, 2)))
-		require.Empty(w, ofTwo)
 	})
 }
 

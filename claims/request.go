@@ -134,7 +134,7 @@ func (s *Session) doubtMoves(t *term) {
 	defer s.mu.Unlock()
 	for _, k := range s.kinds {
 		if k.table == s.table && k.ledger != nil && k.ledger.term == t && k.ledger.size() > 0 {
-			k.doubt(k.ledger, doubt{until: time.Now()})
+			k.doubt(k.ledger, 0, 0)
 		}
 	}
 }

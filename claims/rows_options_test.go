@@ -116,7 +116,7 @@ func TestAFilterHoldsAlsoWhenARowIsRefused(t *testing.T) {
 }
 
 // No caller may get the rows of another whose answer was lost.
-func TestRowsThatWereTakenForAnotherFilterAreNotAdopted(t *testing.T) {
+func TestACallerGetsNoRowsOfAnotherFilterThoughAnAnswerWasLost(t *testing.T) {
 	inRowsBubble(t, effect, 4, func(w *rowsWorld) {
 		testkit.ExecSQL(w.T, w.db, `UPDATE tasks SET priority = -(id % 2)`)
 		a := w.start("a")
@@ -221,7 +221,7 @@ func TestWorkersThatAreMadeAtOnceShareTheClaimsOfATable(t *testing.T) {
 }
 
 // One queue never gets the rows of another, even if an answer was lost.
-func TestAQueueDoesNotAdoptTheRowsOfAnother(t *testing.T) {
+func TestAQueueDoesNotGetTheRowsOfAnother(t *testing.T) {
 	odd, even := effect, effect
 	odd.Ready, even.Ready = "status = 'queued' AND id % 2 = 1", "status = 'queued' AND id % 2 = 0"
 	inRowsBubble(t, odd, 4, func(w *rowsWorld) {

@@ -358,6 +358,24 @@ func TestManyRowsThatAreRefusedKeepNoRowFromAWorkerThatTakesOne(t *testing.T) {
 	})
 }
 
+// The others are taken by the same call.
+func TestARowThatTheDatabaseRefusesIsTriedByItselfOnceAndThenLeftForAWhile(t *testing.T) {
+	inRowsBubble(t, effect, 20, func(w *rowsWorld) {
+		testkit.ExecSQL(t, w.db, `CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.id = 3 BEGIN SELECT RAISE(ABORT, 'refused'); END`)
+		a := w.start("a")
+		rows := w.rowsOf(a, effect)
+		var traffic testkit.Calls
+		a.fault(traffic.Count("", nil))
+		require.Equal(w, []string{"1", "2", "4", "5", "6"}, takenIDs(takeOf(w, rows, 5)))
+		require.Equal(w, 1+6, traffic.Take()["queue.take"], "one for all, and one for each")
+		require.Equal(w, []string{"7", "8", "9"}, takenIDs(takeOf(w, rows, 3)))
+		require.Equal(w, 1, traffic.Take()["queue.take"])
+		testkit.ExecSQL(t, w.db, `DROP TRIGGER refuses`)
+		time.Sleep(ttl / 8)
+		require.Equal(w, []string{"3", "10"}, takenIDs(takeOf(w, rows, 2)))
+	})
+}
+
 // On SQLite a row whose ID is not UTF-8 can't be claimed.
 func TestRowsThatCannotBeNamedKeepNoRowFromAWorkerThatTakesOne(t *testing.T) {
 	testkit.Slow(t)

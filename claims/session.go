@@ -77,6 +77,7 @@ type Session struct {
 	limit  time.Duration // of a statement
 
 	settling *settling
+	renewals *objects.Renewals
 
 	started  atomic.Bool // Run was called
 	returned atomic.Bool // and has returned
@@ -109,10 +110,9 @@ type term struct {
 	requested chan struct{} // receives when there are requests to read, or asks
 	asks      []Claim       // claims with which to call ReleaseRequested; guarded by the session's mu
 
-	begunIn    string      // the mark of the lineage in which it was acquired
-	comparison *comparison // the last one; guarded by the session's mu
+	right      *objects.Fence // of its record
+	comparison *comparison    // the last one; guarded by the session's mu
 	comparing  sync.WaitGroup
-	renewing   chan struct{} // of size 1: held while a call of renewNow renews
 }
 
 // NewSession returns a session in a [*tenure.PostgresStore] or [*tenure.SQLiteStore] for which [Migrate]
@@ -127,7 +127,7 @@ func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	s := &Session{
 		retries: logtext.Retries{Repeat: true},
-		store:   store, claims: table, cfg: cfg,
+		store:   store, claims: table, cfg: cfg, renewals: backend.Renewals(),
 		changed: make(chan struct{}),
 		kinds:   make(map[string]*kind),
 	}
@@ -153,7 +153,7 @@ func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
 
 // newTerm returns a term with a new ID, which has not been acquired.
 func (s *Session) newTerm() (t *term, err error) {
-	t = &term{id: uuid.NewString(), ended: make(chan struct{}), requested: make(chan struct{}, 1), renewing: make(chan struct{}, 1)}
+	t = &term{id: uuid.NewString(), ended: make(chan struct{}), requested: make(chan struct{}, 1)}
 	t.lease, err = tenure.NewLease(s.store, tenure.LeaseConfig{
 		Key:    SessionKey(t.id),
 		Holder: s.cfg.Holder, TTL: s.cfg.TTL, Margin: s.cfg.Margin, Labels: s.cfg.Labels,
@@ -226,11 +226,12 @@ func (s *Session) begin(ctx context.Context) (*term, error) {
 	if t.Term, err = t.lease.TryAcquire(witnessed.Own(ctx)); err != nil {
 		return nil, err
 	}
-	on, err := s.store.Lineage(ctx) // which TryAcquire has just read
-	if err != nil {
-		return nil, errors.Join(err, t.lease.Release(ctx, t.Term))
+	if t.right, err = t.Fence(); err != nil {
+		return nil, err
 	}
-	t.begunIn = on.Mark
+	if t.right != nil { // otherwise no other process uses the database
+		t.right.OnFailover(func(ctx context.Context, on objects.Lineage) error { return s.compareAll(ctx, t, on) })
+	}
 	return t, nil
 }
 
@@ -240,9 +241,10 @@ func (s *Session) hold(run context.Context, t *term) {
 	var ctx context.Context
 	ctx, t.stop = context.WithCancel(context.WithoutCancel(run))
 	defer t.stop()
-	terms.Store(t.id, func(ctx context.Context) error { return s.renewNow(ctx, t) })
-	defer terms.Delete(t.id)
-	err := t.coordinator.Hold(s.withComparison(ctx, t), t.Term)
+	if t.right != nil {
+		defer s.renewals.Add(t.id, func(ctx context.Context) (bool, error) { return s.renewNow(ctx, t) })()
+	}
+	err := t.coordinator.Hold(ctx, t.Term)
 	s.end(t, cmp.Or(err, tenure.ErrShutdown)) // if runTerm was never called
 	t.comparing.Wait()
 	s.update(func() { delete(s.history.terms, t) })

@@ -131,9 +131,11 @@ func (j *judge) isTold(r *run, cause error) {
 		if _, moved := j.moved[r.Claim]; s.stands() && !s.tainted && !moved {
 			j.violated("cause", "%s counts as lost although its record stands", s.who())
 		}
-		refused := j.a.db.refused[r.ID] || j.keys[r.ID].locked.After(j.restoredAt) // so it could not be written again
-		if _, moved := j.moved[r.Claim]; s.tainted && isWell && well.Before(j.restoredAt) && !moved && !refused && !j.mayBeOutwaited(s) {
-			j.violated("failover", "%s has lost %s by it, although nothing else was wrong", s.who(), r.ID)
+		row := j.a.db.rows[rowKey{r.Kind, r.ID}]
+		if row == nil || row.Claim != r.Claim {
+			testkit.Count(&j.judged, "claims that a failover has lost")
+		} else if s.tainted && isWell && well.Before(j.restoredAt) && !j.mayBeOutwaited(s) {
+			j.violated("failover", "%s has lost %s by it, although its row stands", s.who(), r.ID)
 		}
 	case errors.Is(cause, tenure.ErrDeadline):
 		testkit.Count(&j.ends, "deadline")

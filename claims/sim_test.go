@@ -46,6 +46,9 @@ import (
 //
 //   - Cause: a func is told to return for a reason that exists.
 //
+//   - Failover: a claim may end because a failover has lost it. One whose row stands goes on, if its process was well.
+//     S1 and S2 hold over it.
+//
 //   - K: of the rows with one key, no more are claimed than there may be, even while sessions are gone or
 //     answers lost.
 //

@@ -53,9 +53,9 @@ type source struct {
 	filter objects.Filter
 }
 
-// is reports whether two sources are the same; nil equals none.
+// is reports whether two sources are the same.
 func (s *source) is(other *source) bool {
-	return s != nil && other != nil && s.q == other.q && s.filter.Where == other.filter.Where &&
+	return s.q == other.q && s.filter.Where == other.filter.Where &&
 		(len(s.filter.Args) == 0 || reflect.DeepEqual(s.filter.Args, other.filter.Args))
 }
 
@@ -78,9 +78,10 @@ type takeCall struct {
 // Errors of the store do not end it, except [tenure.ErrSetup].
 //
 // The caller works on each row, with [Worker.Do] or on its own, and ends the claim with a Finish method,
-// Release or ReleaseAfter. An attempt is counted when a row is taken, even if the database's answer is lost,
-// and may be taken back, see [QueueConfig.MaxAttempts]. If rows were taken before ctx was done, Take returns
-// them without an error.
+// Release or ReleaseAfter. An attempt is counted when a row is taken,
+// and may be taken back, see [QueueConfig.MaxAttempts]. If the database's answer is lost, the rows that it names are free
+// again within a TTL; their attempts are taken back unless the session has claimed other rows since. If rows were
+// taken before ctx was done, Take returns them without an error.
 func (w *Worker) Take(ctx context.Context, n int) ([]Claim, error) {
 	return w.TakeWith(ctx, TakeOptions{N: n})
 }
@@ -228,26 +229,20 @@ func (w *Worker) takeAs(ctx context.Context, l *ledger, of *source, wants func()
 		return nil, err
 	}
 	sent := time.Now()
-	rows, err := k.adoptable(ctx, l, of, n)
-	if err != nil {
-		return nil, err
-	}
-	if len(rows) == 0 {
-		take := objects.Taking{Session: l.term.id, N: n, Filter: of.filter}
-		rows, err = w.taker.take(ctx, take, k.strayIDs(), func(take objects.Taking) ([]objects.Claim, error) {
-			if err := k.over(l); err != nil { // the statements before this one took long
-				return nil, err
-			}
-			sending, cancel := w.s.writeContext(ctx)
-			defer cancel()
-			return w.q.table.TakeReady(sending, take, w.s.limit)
-		})
-		if err != nil && !errors.Is(err, tenure.ErrSetup) && !wroteNothing(err) {
-			k.lostTake(l, of)
-		}
-		if len(rows) == 0 {
+	take := objects.Taking{Session: l.term.id, N: n, Filter: of.filter}
+	rows, err := w.taker.take(ctx, take, k.strayIDs(), func(take objects.Taking) ([]objects.Claim, error) {
+		if err := k.over(l); err != nil { // the statements before this one took long
 			return nil, err
 		}
+		sending, cancel := w.s.writeContext(ctx)
+		defer cancel()
+		return w.q.table.TakeReady(sending, take, w.s.limit)
+	})
+	if err != nil && !errors.Is(err, tenure.ErrSetup) && !wroteNothing(err) {
+		k.lostAnswer(l)
+	}
+	if len(rows) == 0 {
+		return nil, err
 	}
 	return w.keep(l, rows, sent)
 }
@@ -317,72 +312,61 @@ func (t *taker) skipped(session string, strays []string) []string {
 	return skipped
 }
 
-// take takes rows, except strays. If the database refuses some of them, take takes the others, and skips the
-// refused ones for a while. It may return rows together with an error.
+// take takes rows, except strays. If the database refuses some of them, take tries each by itself, and skips those that
+// are refused for a while. It may return rows together with an error.
 func (t *taker) take(ctx context.Context, take objects.Taking, strays []string, send func(objects.Taking) ([]objects.Claim, error)) (rows []objects.Claim, err error) {
-	const most = 10 // then other callers have their turn
-	groups, wanted, all := t.q.rows.groups, take.N, error(nil)
-	for tries := 0; ; {
-		n, err := groups.page(ctx, wanted, func(n int) (err error) {
-			take.N, take.Skip = n, t.skipped(take.Session, strays)
-			rows, err = send(take)
-			return err
-		})
-		if err == nil {
-			groups.finished(len(rows))
-		}
-		if !isRefused(err) || tries == most {
-			if len(rows) == 0 && err == nil {
-				err = all
-			}
-			return rows, err
-		}
-		tries++
-		// It reads more rows each time, because many refused rows may stand before one that can be taken.
-		take.N = min(n<<tries, groups.size())
-		ids, readErr := t.q.table.Ready(ctx, take, t.limit)
-		if readErr != nil || len(ids) == 0 { // the condition Ready itself may fail, for any row
-			return nil, cmp.Or(readErr, err)
-		}
-		var refused error
-		rows, refused, err = t.takeOf(take.Session, n, ids, func(only []string) ([]objects.Claim, error) {
-			of := take
-			of.N, of.Only = len(only), only
-			return send(of)
-		})
-		if err != nil || len(rows) > 0 {
-			return rows, err
-		}
-		all = cmp.Or(all, refused)
+	groups := t.q.rows.groups
+	n, err := groups.page(ctx, take.N, func(n int) (err error) {
+		take.N, take.Skip = n, t.skipped(take.Session, strays)
+		rows, err = send(take)
+		return err
+	})
+	if err == nil {
+		groups.finished(len(rows))
 	}
+	if !isRefused(err) {
+		return rows, err
+	}
+	// It reads many, because many refused rows may stand before one that can be taken.
+	take.N = groups.size()
+	ids, readErr := t.q.table.Ready(ctx, take, t.limit)
+	if readErr != nil || len(ids) == 0 { // the condition Ready itself may fail, for any row
+		return nil, cmp.Or(readErr, err)
+	}
+	return t.takeEach(ctx, take, min(n, mostAlone), ids, send)
 }
 
-// takeOf tries rows n at a time, until the database accepts some of them, and takes these. If it refuses
-// several rows and accepts none, takeOf returns that as all: the reason may be the session.
-func (t *taker) takeOf(session string, n int, ids []string, send func(only []string) ([]objects.Claim, error)) (rows []objects.Claim, all, err error) {
-	refused := make(map[string]error)
-	for some := range slices.Chunk(ids, n) {
-		err = inGroups(t.q.rows.groups, some, func(ids []string) error {
-			more, err := send(ids)
-			rows = append(rows, more...)
-			return err
-		}, func(id string, err error) {
-			refused[id] = err
-			t.skip(session, id, 0)
-		})
-		if err != nil || len(rows) > 0 {
+// mostAlone is how many rows a call takes one by one, because each has a commit of its own.
+const mostAlone = 100
+
+// takeEach tries rows one by one, until it has taken n. If the database refuses several and accepts none, that is an error:
+// the reason may be the session.
+func (t *taker) takeEach(ctx context.Context, take objects.Taking, n int, ids []string, send func(objects.Taking) ([]objects.Claim, error)) (rows []objects.Claim, err error) {
+	var refused error
+	refusals, first := 0, ""
+	take.N = 1
+	for _, id := range ids {
+		if len(rows) >= n || ctx.Err() != nil {
 			break
 		}
+		take.Only = []string{id}
+		row, failed := send(take)
+		switch rows = append(rows, row...); {
+		case isRefused(failed):
+			t.skip(take.Session, id, 0)
+			if refusals++; refusals == 1 {
+				refused, first = failed, id
+			}
+		case failed != nil:
+			return rows, failed
+		}
 	}
-	logger := t.q.cfg.Logger.With("table", t.q.cfg.Table, "session", session)
-	if len(refused) == len(ids) && len(ids) > 1 {
-		all = fmt.Errorf("the database refuses to have any of %d rows taken for session %q: %w", len(ids), session, refused[ids[0]])
-		logger.Warn("failed to take rows: the database refuses all of them, maybe because of the session; retrying", "rows", len(ids), "error", refused[ids[0]])
-		return rows, all, err
+	if len(rows) == 0 && refusals > 1 {
+		return nil, fmt.Errorf("the database refuses to have any of %d rows taken for session %q: %w", refusals, take.Session, refused)
 	}
-	for id, err := range refused { // one line, however many there are
-		logger.Warn("the database refuses to have a row taken; leaving it for a while", "id", id, "rows", len(refused), "error", err)
-		break
+	if refusals > 0 { // one line, however many there are
+		t.q.cfg.Logger.Warn("the database refuses to have a row taken; leaving it for a while",
+			"table", t.q.cfg.Table, "session", take.Session, "id", first, "rows", refusals, "error", refused)
 	}
-	return rows, nil, err
+	return rows, nil
 }

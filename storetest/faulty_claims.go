@@ -32,6 +32,8 @@ type faultyBackend struct {
 	backend objects.Backend
 }
 
+func (b faultyBackend) Renewals() *objects.Renewals { return b.backend.Renewals() }
+
 func (b faultyBackend) Claims() objects.ClaimsTable {
 	table := b.backend.Claims()
 	return faultyClaims{faultyOwners{b.f, "claims.", "", table}, table}
@@ -82,15 +84,8 @@ func (o faultyOwners) Free(ctx context.Context, session, kind string, ids []stri
 	})
 }
 
-func (o faultyOwners) Reassert(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) error {
-	_, err := within(ctx, o.f, limit, o.call("reassert", kind, session, ids), func(ctx context.Context) (none struct{}, err error) {
-		return none, o.table.Reassert(ctx, session, kind, ids, tokens, limit)
-	})
-	return err
-}
-
 func (o faultyOwners) Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
-	return within(ctx, o.f, limit, o.call("owned", "", session, nil), func(ctx context.Context) ([]objects.Claim, error) {
+	return within(ctx, o.f, limit, o.call("owned", afterKind, session, nil), func(ctx context.Context) ([]objects.Claim, error) {
 		return o.table.Owned(ctx, session, afterKind, afterID, n, limit)
 	})
 }

@@ -46,12 +46,6 @@ type Claim struct {
 	Gone bool
 }
 
-// IsUndone reports whether a failover has lost a claim, given the row that stands in its place, if one exists: a row's
-// token only grows, and only in the claims' table is a missing row written again.
-func (c *Claim) IsUndone(row Claim, exists, ofRow bool) bool {
-	return exists && row.Token < c.Token || !exists && !ofRow
-}
-
 // Session is a session named by rows of the claims' table.
 type Session struct {
 	ID     string

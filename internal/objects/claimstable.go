@@ -3,6 +3,7 @@ package objects
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"time"
 )
 
@@ -13,6 +14,41 @@ type Backend interface {
 	Claims() ClaimsTable
 	// Rows returns a table of the user, of a valid config. It does no I/O.
 	Rows(cfg RowsConfig, logger *slog.Logger) RowsTable
+	// Renewals returns the sessions in this store that this process renews.
+	Renewals() *Renewals
+}
+
+// Renewals are sessions that a process renews. A process that writes under a claim has its session renewed at once, if
+// the database is on another server than at the last renewal. The zero value is ready to use.
+type Renewals struct {
+	mu    sync.Mutex
+	renew map[string]func(context.Context) (renewed bool, err error) // by the session's ID
+}
+
+// Add adds a session until remove is called.
+func (r *Renewals) Add(session string, renew func(context.Context) (renewed bool, err error)) (remove func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.renew == nil {
+		r.renew = make(map[string]func(context.Context) (bool, error))
+	}
+	r.renew[session] = renew
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.renew, session)
+	}
+}
+
+// Renew renews a session. It reports false if this process does not renew the session, or the session has ended.
+func (r *Renewals) Renew(ctx context.Context, session string) (renewed bool, err error) {
+	r.mu.Lock()
+	renew := r.renew[session]
+	r.mu.Unlock()
+	if renew == nil {
+		return false, nil
+	}
+	return renew(ctx)
 }
 
 // ClaimStore is a table that records owners: the claims' table of either database, or one of the
@@ -25,10 +61,6 @@ type ClaimStore interface {
 	// Free frees the rows that a session owns under these tokens, and returns those that it could not
 	// free because another transaction has locked them. In the claims' table, all are freed alike.
 	Free(ctx context.Context, session, kind string, ids []string, tokens []int64, how Freeing, limit time.Duration) (locked []Claim, err error)
-
-	// Reassert makes a session the owner again of rows whose claims a failover has lost: those that are missing from the
-	// claims' table, or that have smaller tokens than these. It leaves the others.
-	Reassert(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) error
 
 	// Owned returns at most n rows that a session owns, beginning after the given row.
 	Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]Claim, error)

@@ -92,10 +92,13 @@ type Fence struct {
 	// because a failover has lost it. Empty: unknown. Nil for a claim.
 	Server func() string
 
-	// Reassert renews the right at once, because the store is on another server than at the last renewal. It returns
-	// when what a failover has lost is written again, as far as possible, or the right has ended. It reports false if
-	// this process does not renew the right.
-	Reassert func(ctx context.Context) (again bool, err error)
+	// Renew renews a term at once, because the store is on another server than at its last renewal. It reports false
+	// if this process does not renew the term. Nil for a claim: see [Renewals].
+	Renew func(ctx context.Context) (renewed bool, err error)
+
+	// OnFailover sets a func that is called when a renewal of a term is the first to be answered in a lineage. The
+	// renewal counts only if the func returns nil. Nil for a claim.
+	OnFailover func(compare func(ctx context.Context, on Lineage) error)
 
 	// Idle is how long a transaction may idle before the server ends it.
 	Idle time.Duration
@@ -190,20 +193,6 @@ func OnServer(ctx context.Context, server string) context.Context {
 func ServerOf(ctx context.Context) string {
 	server, _ := ctx.Value(serverKey{}).(string)
 	return server
-}
-
-type comparisonKey struct{}
-
-// WithComparison sets a func that is called when a renewal with this context is the first of its term
-// to be answered in a lineage. The renewal counts only if compare returns nil.
-func WithComparison(ctx context.Context, compare func(ctx context.Context, on Lineage) error) context.Context {
-	return context.WithValue(ctx, comparisonKey{}, compare)
-}
-
-// Comparison returns what [WithComparison] has set, or nil.
-func Comparison(ctx context.Context) func(ctx context.Context, on Lineage) error {
-	compare, _ := ctx.Value(comparisonKey{}).(func(context.Context, Lineage) error)
-	return compare
 }
 
 // Stamp returns a row's time, or the zero time if the column is NULL.

@@ -30,6 +30,9 @@ type Claims struct {
 // Claims implements [objects.Backend].
 func (t *Table) Claims() objects.ClaimsTable { return &t.claims }
 
+// Renewals implements [objects.Backend].
+func (t *Table) Renewals() *objects.Renewals { return &t.renewals }
+
 // Migrate implements [objects.ClaimsTable].
 func (c *Claims) Migrate(ctx context.Context) error {
 	t := c.table
@@ -115,19 +118,6 @@ const (
 			freed AS (
 				UPDATE {claims} SET session = NULL WHERE ctid = ANY(ARRAY(SELECT ctid FROM locked)) RETURNING id)
 			SELECT kind, id, session, token, false FROM wanted WHERE id NOT IN (SELECT id FROM freed)`
-
-	// The token tells a claim that the failover has lost from one that is newer.
-	reassertClaims = `
-			WITH lost AS MATERIALIZED (SELECT * FROM unnest($3::text[], $4::bigint[]) lost(id, token)),
-			locked AS MATERIALIZED (
-				SELECT c.ctid AS at, lost.token FROM {claims} c JOIN lost ON c.id = lost.id AND c.token < lost.token
-				WHERE c.kind = $1 AND c.id = ANY(ARRAY(SELECT unnest($3::text[]))) FOR NO KEY UPDATE OF c SKIP LOCKED),
-			changed AS (
-				UPDATE {claims} SET session = $2, token = locked.token FROM locked WHERE ctid = locked.at),
-			made AS (
-				INSERT INTO {claims} (kind, id, session, token) SELECT $1, id, $2, token FROM lost
-				WHERE NOT EXISTS (SELECT FROM {claims} c WHERE c.kind = $1 AND c.id = lost.id) ORDER BY id ON CONFLICT (kind, id) DO NOTHING)
-			SELECT '', '', '', 0::bigint, false WHERE false`
 
 	ownedClaims = `
 			SELECT kind, id, session, token, false FROM {claims}
@@ -230,11 +220,6 @@ func (c *Claims) TakeOne(ctx context.Context, session, kind string, ids, gone []
 
 func (c *Claims) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, _ objects.Freeing, limit time.Duration) ([]objects.Claim, error) {
 	return query(ctx, c, limit, scanClaim, freeClaims, kind, session, ids, tokens)
-}
-
-func (c *Claims) Reassert(ctx context.Context, session, kind string, ids []string, tokens []int64, limit time.Duration) error {
-	_, err := query(ctx, c, limit, scanClaim, reassertClaims, kind, session, ids, tokens)
-	return err
 }
 
 func (c *Claims) Owned(ctx context.Context, session, afterKind, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {

@@ -262,13 +262,10 @@ func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error
 		return t.Moved(ctx, fence, cause)
 	}
 	now, stands, err := t.read(ctx, fence)
-	if !stands && fence.Claim != nil {
-		stands, err = t.Reasserted(ctx, fence)
-	}
 	switch {
 	case err == nil && stands && !isRefusal(cause): // it idled too long
 		return cause
-	case err == nil && stands: // what a failover had lost has been written again
+	case err == nil && stands: // it was renewed here since
 		return fmt.Errorf("%w (%w)", objects.ErrMoved, cause)
 	case err == nil && t.isElsewhere(ctx, fence): // or may be
 		return t.Moved(ctx, fence, cause)
@@ -284,8 +281,17 @@ func (t *Table) fencedOut(ctx context.Context, fence *objects.Fence, cause error
 // Moved returns the error of a fence whose right was not renewed on this server. It has that done first, if this process
 // renews the right, so that the next attempt succeeds.
 func (t *Table) Moved(ctx context.Context, fence *objects.Fence, cause error) error {
-	_, err := fence.Reassert(ctx)
-	return fmt.Errorf("%w (%w)", objects.ErrMoved, cmp.Or(err, cause))
+	return fmt.Errorf("%w (%w)", objects.ErrMoved, cmp.Or(t.Renew(ctx, fence), cause))
+}
+
+// Renew renews what a fence depends on, if this process does that.
+func (t *Table) Renew(ctx context.Context, fence *objects.Fence) (err error) {
+	if fence.Claim != nil {
+		_, err = t.renewals.Renew(ctx, fence.Claim.Session)
+	} else {
+		_, err = fence.Renew(ctx)
+	}
+	return err
 }
 
 // isElsewhere reports whether the table is now on another server than at the last renewal of the fence's lease. If the record is
@@ -296,20 +302,6 @@ func (t *Table) isElsewhere(ctx context.Context, fence *objects.Fence) bool {
 	}
 	on, err := t.Lineage(ctx)
 	return err != nil || on.Server != fence.Server()
-}
-
-// Reasserted reports whether a claim whose fence did not hold stands again, because a failover had lost it and its
-// session, in this process, has written it again.
-func (t *Table) Reasserted(ctx context.Context, fence *objects.Fence) (bool, error) {
-	c := fence.Claim
-	row, exists, err := t.rowOf(ctx, c) // on a connection that the failover may have broken
-	if err == nil && !c.IsUndone(row, exists, c.Row) {
-		return false, nil
-	}
-	if again, failed := fence.Reassert(ctx); !again || failed != nil {
-		return false, cmp.Or(failed, err)
-	}
-	return t.stands(ctx, c)
 }
 
 // stands reports whether the row of a claim carries it, and its session has a record.

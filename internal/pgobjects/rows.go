@@ -104,14 +104,6 @@ const (
 					AND ({id}, coalesce({token}, 0)) IN (SELECT * FROM unnest($2::text[]::{type}[], $3::bigint[]))
 				FOR NO KEY UPDATE SKIP LOCKED)
 			UPDATE {rows} SET {set} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id}::text, '', coalesce({token}, 0), 0`
-	// A row that was taken again has a greater token.
-	reassertRows = `
-			WITH tenure_locked AS MATERIALIZED (
-				SELECT {id} AS tenure_id, tenure_token FROM {rows} r JOIN unnest($2::text[]::{type}[], $3::bigint[]) tenure_lost(tenure_lost_id, tenure_token)
-					ON {id} = tenure_lost_id AND coalesce({token}, 0) < tenure_token
-				WHERE {id} = ANY(ARRAY(SELECT unnest($2::text[]::{type}[]))) FOR NO KEY UPDATE OF r SKIP LOCKED)
-			UPDATE {rows} SET {session} = $1, {token} = tenure_token{count} FROM tenure_locked
-			WHERE {id} = tenure_id RETURNING {id}::text, '', 0::bigint, 0`
 	// The time is one for which the index can be searched.
 	expiredRows = `
 			SELECT {id}::text, '', 0::bigint, 0 FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= statement_timestamp() ORDER BY {expires} LIMIT $1`
@@ -321,11 +313,6 @@ func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens
 		c.Attempts, c.Exhausted = 0, false
 		return !slices.Contains(given, c)
 	}), err
-}
-
-func (r *Rows) Reassert(ctx context.Context, session, _ string, ids []string, tokens []int64, limit time.Duration) error {
-	_, err := r.query(ctx, limit, 0, reassertRows, session, ids, tokens)
-	return err
 }
 
 // setting returns the text of a statement with these assignments to columns.

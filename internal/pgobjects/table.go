@@ -75,6 +75,7 @@ type Table struct {
 	groups   writeGroups
 	claims   Claims
 	rows     objects.RowTables[*Rows]
+	renewals objects.Renewals
 	locker   atomic.Pointer[locker]
 	pruned   atomic.Int64 // when tombstones were last pruned, in Unix seconds
 }

@@ -18,6 +18,9 @@ type Claims struct{ table *Table }
 // Claims implements [objects.Backend].
 func (t *Table) Claims() objects.ClaimsTable { return &t.claims }
 
+// Renewals implements [objects.Backend].
+func (t *Table) Renewals() *objects.Renewals { return &t.renewals }
+
 // Migrate implements [objects.ClaimsTable].
 func (c *Claims) Migrate(ctx context.Context) error {
 	return c.table.createTables(ctx, objects.SQLiteClaims, true)
@@ -166,11 +169,6 @@ func (c *Claims) Move(ctx context.Context, session, kind string, seen []objects.
 // Free always returns nil, because no row is ever locked for long.
 func (c *Claims) Free(ctx context.Context, session, kind string, ids []string, tokens []int64, _ objects.Freeing, limit time.Duration) ([]objects.Claim, error) {
 	return nil, c.exec(ctx, limit, freeClaims, kind, session, idsAndTokens(ids, tokens))
-}
-
-// Reassert does nothing: a file that is in use does not fail over.
-func (c *Claims) Reassert(context.Context, string, string, []string, []int64, time.Duration) error {
-	return nil
 }
 
 // idsAndTokens returns pairs of an ID and a token as an argument of json_each.

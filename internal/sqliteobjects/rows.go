@@ -305,11 +305,6 @@ func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens
 	return nil, r.exec(ctx, limit, setting(freeRows, how.Set()), args...)
 }
 
-// Reassert does nothing, like that of [Claims].
-func (r *Rows) Reassert(context.Context, string, string, []string, []int64, time.Duration) error {
-	return nil
-}
-
 func (r *Rows) exec(ctx context.Context, limit time.Duration, text string, args ...any) error {
 	return r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, r.texts.In(text), args...)

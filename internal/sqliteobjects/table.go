@@ -25,8 +25,9 @@ type Table struct {
 
 	takeLock string // the statement with which a transaction takes the write lock; empty: it takes the lock when it begins
 
-	claims Claims
-	rows   objects.RowTables[*Rows]
+	claims   Claims
+	rows     objects.RowTables[*Rows]
+	renewals objects.Renewals
 
 	// turn is held by the call that writes. SQLite allows only one writer at a time anyway,
 	// but it does not queue waiting writers, so some would starve.

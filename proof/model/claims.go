@@ -25,13 +25,13 @@ type claimRules struct {
 	behind                                              int8  // by how much the clock of the second server is
 	onlySlow                                            uint8 // the kind of statements that may be under way; 0: each
 	oldGoesOn                                           bool  // the old primary accepts writes after the new one is marked
-	reassert, reassertSession                           bool  // what the failover has lost is written again
+	reassertSession                                     bool  // the record that the failover has lost is written again
 	without                                             drops // rules that are left out
 }
 
 // drops are rules, each left out.
 type drops struct {
-	wait, takeNamesServer, compare, turn, greater bool
+	wait, takeNamesServer, compare, turn bool
 }
 
 type (
@@ -62,7 +62,7 @@ type (
 		session       uint8
 		expects       int8 // when a record was renewed, or the mark
 		row           keyRow
-		token         uint16 // that was assigned, or is to be
+		token         uint16 // that was assigned
 		sent          int8
 	}
 	process struct {
@@ -94,10 +94,9 @@ const (
 	mark
 	take
 	free
-	reassert
 )
 
-var kinds = []string{"", "begin", "renewal", "re-assert of its session", "burial", "mark", "take", "release", "re-assert of its claim"}
+var kinds = []string{"", "begin", "renewal", "re-assert of its session", "burial", "mark", "take", "release"}
 
 func channel(kind uint8) int {
 	if kind >= take {
@@ -164,11 +163,6 @@ func (r *claimRules) run(s *claimState, c *statement, i int) {
 			return
 		}
 		v.row.session = 0
-	case reassert:
-		if v.row.token >= c.token && !r.without.greater {
-			return
-		}
-		v.row = keyRow{c.session, c.token}
 	}
 	c.did = true
 }
@@ -202,10 +196,6 @@ func (r *claimRules) hear(s *claimState, k, ch int) string {
 			return fmt.Sprintf("token %d of P%d's claim follows %d", c.token, k+1, s.greatest)
 		}
 		s.greatest = c.token
-	case reassert:
-		if c.session == p.session && c.token == p.token && c.ranOn == c.server && !c.did {
-			p.token = 0 // the row has a greater token, so the claim has ended
-		}
 	}
 	return ""
 }

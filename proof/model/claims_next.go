@@ -55,21 +55,17 @@ func (r *claimRules) look(s *claimState, k, i int) (calls []statement) {
 }
 
 // compare compares the claim of process k with the row on server i, once a renewal there is answered. It
-// returns the statement that it sends.
-func (r *claimRules) compare(s *claimState, k, i int) (c statement, ok bool) {
+// reports whether it did.
+func (r *claimRules) compare(s *claimState, k, i int) bool {
 	p, v := &s.processes[k], &s.servers[i]
 	if p.renewed == 0 || p.in != v.mark || p.calls[1].kind != 0 && !r.without.turn || !s.valid(p) {
-		return c, false
+		return false
 	}
-	switch {
-	case p.token == 0, v.row == keyRow{p.session, p.token}:
-	case r.reassert && v.row.token < p.token && p.calls[1].kind == 0: // and then compares again
-		return statement{kind: reassert, server: s.start(i), mark: v.mark, session: p.session, token: p.token, sent: s.now}, true
-	default:
+	if v.row != (keyRow{p.session, p.token}) {
 		p.token = 0 // its func is told to return
 	}
 	p.end, p.compared, p.renewed, p.in = max(p.end, p.renewed), p.in, 0, 0
-	return c, true
+	return true
 }
 
 func (r *claimRules) next(s claimState, emit func(func() string, claimState, string)) {
@@ -128,10 +124,8 @@ func (r *claimRules) next(s claimState, emit func(func() string, claimState, str
 				send(n, k, c)
 			}
 			n = s
-			if c, ok := r.compare(&n, k, i); ok && c.kind == 0 {
+			if r.compare(&n, k, i) {
 				put(n, "", "P%d compares its claim with the row on S%d", k+1, i+1)
-			} else if ok {
-				send(n, k, c)
 			}
 		}
 		if p.token != 0 && p.calls[1].kind == 0 { // its func has returned
@@ -220,7 +214,7 @@ func said(c statement) string {
 	switch {
 	case !c.did:
 		return "refused"
-	case c.kind == take || c.kind == reassert:
+	case c.kind == take:
 		return fmt.Sprintf("done, token %d", c.token)
 	}
 	return "done"

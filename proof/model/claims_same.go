@@ -39,10 +39,7 @@ func (r *claimRules) recovers(s claimState) bool {
 						r.hear(&s, k, ch)
 					}
 				}
-				if c, ok := r.compare(&s, k, live); ok && c.kind != 0 {
-					p.calls[1] = c
-					continue
-				}
+				r.compare(&s, k, live)
 				if p.token != 0 && s.valid(p) {
 					return true
 				}
