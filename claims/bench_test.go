@@ -109,16 +109,16 @@ func BenchmarkFailover(b *testing.B) {
 			require.NoError(b, err)
 			require.Len(b, got, n)
 			testkit.ExecPostgres(b, admin, `VACUUM ANALYZE objects_claims`)
-			for b.Loop() {
+			for i := 0; b.Loop(); i++ {
 				b.StopTimer()
-				testkit.ExecPostgres(b, admin, `DELETE FROM objects_claims WHERE abs(hashtext(id)) % 100 = 0`)
+				testkit.ExecPostgres(b, admin, `DELETE FROM objects_claims WHERE abs(hashtext(id)) % 100 = $1`, i%100)
 				b.StartTimer()
 				require.NoError(b, keys.Compare())
 			}
-			require.Equal(b, n, keys.Len())
 			var rows int
 			require.NoError(b, admin.QueryRow(b.Context(), `SELECT count(*) FROM objects_claims WHERE session = $1`, session.ID()).Scan(&rows))
-			require.Equal(b, n, rows)
+			require.Equal(b, rows, keys.Len())
+			require.Less(b, rows, n)
 		})
 	}
 }

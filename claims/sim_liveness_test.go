@@ -275,8 +275,9 @@ func (j *judge) calmEnds() {
 		for op, most := range map[string]int{
 			"put": int(length/(l.h.ttl/3)) + 1, "claims.sessions": int(length/(shortest*3/4)) + 1 + j.begun - j.calmBegun,
 			"claims.take": 0, "claims.move": 0, "claims.look": 0, "list": int(length/(shortest*3/4)) + 1,
-			"settle":       2 * (int(length/l.h.ttl) + 1),                // of either kind, after a lost answer
-			"claims.owned": 4 + 2*sent["delete"] + int(length/time.Hour), // to free the rows of those that it removes, and to compare its own
+			"settle": 2 * (int(length/l.h.ttl) + 1), // of either kind, after a lost answer
+			// To free the rows of those that it removes, and to compare its own, for an hour after a lost answer once per TTL.
+			"claims.owned": 4 + 2*sent["delete"] + 2*(int(length/l.h.ttl)+1),
 		} {
 			if sent[op] > most {
 				j.violated("S7", "%s sends %d statements %q in %v, at most %d are needed", l.name, sent[op], op, length, most)
