@@ -346,7 +346,7 @@ func (k *kind) ended(lost error, claims ...Claim) {
 	}
 }
 
-// end is ended for one claim. The caller holds the session's mu.
+// end marks one claim as ended, and cancels its func with lost, if that is not nil. The caller holds the session's mu.
 func (k *kind) end(lost error, c Claim) {
 	if l := k.ledger; l != nil && l.term.id == c.Session {
 		l.end(c.Key.ID, c.Token)
