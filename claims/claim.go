@@ -64,7 +64,7 @@ const longestIdle = time.Minute
 // Otherwise they return [tenure.ErrLost], and nothing is written. On Postgres they lock the claim's row only for
 // the check at the end. Any process that was given the claim may write under it. After a failover or a restart
 // of the database the error is [tenure.ErrMoved], and nothing is written, until the session has renewed its record
-// there, which it does at once if it is one of this process: retry.
+// there, which it does at once if it is one of this process and store: retry.
 //
 // The claim of a row is compared with the row itself, which the same transaction may change. The process must
 // have made a [Queue] on the row's table with that store, but not necessarily the queue that took the row.

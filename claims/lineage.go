@@ -227,6 +227,10 @@ func (k *kind) compareIn(ctx context.Context, t *term) error {
 	if l == nil || l.term != t {
 		return nil
 	}
+	// What can't be compared or freed in time is looked at again.
+	k.s.mu.Lock()
+	k.doubt(l, k.s.cfg.TTL, k.s.cfg.TTL)
+	k.s.mu.Unlock()
 	select { // a statement that claims and was sent before the failover is answered first
 	case k.turn <- struct{}{}:
 		<-k.turn

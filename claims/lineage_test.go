@@ -155,6 +155,7 @@ func TestAClaimThatAFailoverHasLostEndsBeforeAnotherCanHaveIt(t *testing.T) {
 		case <-time.After(ttl / 2):
 			require.Fail(w, "its func goes on")
 		}
+		synctest.Wait() // it is logged after its func was told
 		require.Contains(w, a.log.String(), `claims have ended, because the database has failed over and lost them" kind=tenant claims=2`)
 		got := []claims.Claim(nil)
 		for len(got) == 0 {

@@ -22,7 +22,7 @@ const (
 // the look. A notification therefore begins a series of looks, in which each pause is twice as long as the last.
 //
 // Where the log cannot be watched, there are no notifications: on systems other than Linux, at a limit of inotify, and for a
-// database without a log. After a change that was not announced, the log is watched anew, because it may be another file.
+// database without a log. A file system that accepts the watch and reports nothing costs a wake-up a second. After a change that was not announced, the log is watched anew, because it may be another file.
 type looks struct {
 	watch  func() (*filewatch.Watcher, error) // watches the log
 	logger *slog.Logger
