@@ -127,6 +127,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 		key: l.cfg.Key, id: id, holder: l.cfg.Holder, acquiredAt: attempt.Mono, witnessed: witness != "",
 		trusted: l.cfg.TTL - l.cfg.Margin,
 		clock:   now, confirms: by.confirms,
+		at: position{inDoubt: 1, on: on}, // by the write that begins it
 		payload: record.Payload{
 			Holder:       l.cfg.Holder,
 			AcquiredAtMS: attempt.Wall.UnixMilli(),
@@ -135,7 +136,6 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 			Witness:      witness,
 		}.Encode(),
 	}
-	term.at.startAcquire(on)
 	if len(predecessors) > 0 {
 		term.predecessors.Store(&predecessors)
 	}

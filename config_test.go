@@ -80,15 +80,6 @@ func TestAStoreWithoutHintsIsWatchedInVain(t *testing.T) {
 	<-watch.C()
 }
 
-// errPanicked stands for a panic that the documentation announces.
-var errPanicked = errors.New("panic")
-
-func panicOf(fn func()) (err error) {
-	defer func() { err = fmt.Errorf("%w: %v", errPanicked, recover()) }()
-	fn()
-	return nil
-}
-
 // untouched is a store that must not be called.
 type untouched struct{ t *testing.T }
 
@@ -286,11 +277,11 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 			"tenure: open Postgres: invalid argument: Schema \"" + strings.Repeat("x", 64) + "\" is too long by 1 bytes: Postgres would truncate it"},
 		{"a schema that is not valid text", openPostgresAs(tenure.PostgresConfig{Schema: "\xff"}), tenure.ErrInvalid,
 			`tenure: open Postgres: invalid argument: Schema "\xff" is not UTF-8 text without NUL`},
-		{"a Postgres store whose table is not valid text", errOf(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Schema: "s", Table: "a\x00"})), tenure.ErrInvalid,
+		{"a Postgres store whose table is not valid text", testkit.ErrOf(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Schema: "s", Table: "a\x00"})), tenure.ErrInvalid,
 			`tenure: new Postgres store: invalid argument: Table "a\x00" is not UTF-8 text without NUL`},
-		{"a SQLite store whose table is not valid text", errOf(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Table: "a\x00"})), tenure.ErrInvalid,
+		{"a SQLite store whose table is not valid text", testkit.ErrOf(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Table: "a\x00"})), tenure.ErrInvalid,
 			`tenure: new SQLite store: invalid argument: Table "a\x00" is not UTF-8 text without NUL`},
-		{"no pool", errOf(tenure.NewPostgresStore(nil, tenure.PostgresConfig{})), tenure.ErrInvalid,
+		{"no pool", testkit.ErrOf(tenure.NewPostgresStore(nil, tenure.PostgresConfig{})), tenure.ErrInvalid,
 			"tenure: new Postgres store: invalid argument: pool is nil"},
 
 		{"a path that is empty", openSQLite("", tenure.SQLiteConfig{}), tenure.ErrInvalid,
@@ -305,16 +296,16 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 			`tenure: open SQLite a.db: invalid argument: Table "A_Tombstones" ends in "_tombstones", which is for the tombstones of table "A"`},
 		{"a SQLite table that is SQLite's", openSQLite("a.db", tenure.SQLiteConfig{Table: "SQLite_objects"}), tenure.ErrInvalid,
 			`tenure: open SQLite a.db: invalid argument: Table "SQLite_objects" begins with "sqlite_", which SQLite keeps for itself`},
-		{"no database", errOf(tenure.NewSQLiteStore(nil, tenure.SQLiteConfig{})), tenure.ErrInvalid,
+		{"no database", testkit.ErrOf(tenure.NewSQLiteStore(nil, tenure.SQLiteConfig{})), tenure.ErrInvalid,
 			"tenure: new SQLite store: invalid argument: db is nil"},
 
-		{"a lease without a store", errOf(tenure.NewLease(nil, tenure.LeaseConfig{Key: testkit.LeaseKey})), tenure.ErrInvalid,
+		{"a lease without a store", testkit.ErrOf(tenure.NewLease(nil, tenure.LeaseConfig{Key: testkit.LeaseKey})), tenure.ErrInvalid,
 			"tenure: new lease: invalid argument: store is nil"},
-		{"a lease over a store that was never set", errOf(tenure.NewLease((*tenure.PostgresStore)(nil), tenure.LeaseConfig{Key: testkit.LeaseKey})), tenure.ErrInvalid,
+		{"a lease over a store that was never set", testkit.ErrOf(tenure.NewLease((*tenure.PostgresStore)(nil), tenure.LeaseConfig{Key: testkit.LeaseKey})), tenure.ErrInvalid,
 			"tenure: new lease: invalid argument: store is nil"},
-		{"a drain without a store", errOf(tenure.NewDrain(nil, "a", nil)), tenure.ErrInvalid,
+		{"a drain without a store", testkit.ErrOf(tenure.NewDrain(nil, "a", nil)), tenure.ErrInvalid,
 			"tenure: new drain: invalid argument: store is nil"},
-		{"a drain over a store that was never set", errOf(tenure.NewDrain((*tenure.SQLiteStore)(nil), "a", nil)), tenure.ErrInvalid,
+		{"a drain over a store that was never set", testkit.ErrOf(tenure.NewDrain((*tenure.SQLiteStore)(nil), "a", nil)), tenure.ErrInvalid,
 			"tenure: new drain: invalid argument: store is nil"},
 		{"to drain without a store", tenure.SetDrain(ctx, nil, tenure.Drained{Replica: "a", Left: time.Hour}), tenure.ErrInvalid,
 			"tenure: drain a: invalid argument: store is nil"},
@@ -322,7 +313,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 			"tenure: drain a: invalid argument: a replica can't be drained for 0s"},
 		{"to undrain without a store", tenure.ClearDrain(ctx, nil, "a"), tenure.ErrInvalid,
 			"tenure: undrain a: invalid argument: store is nil"},
-		{"a lease without a key", errOf(tenure.NewLease(untouched{t}, tenure.LeaseConfig{TTL: 1})), tenure.ErrInvalid,
+		{"a lease without a key", testkit.ErrOf(tenure.NewLease(untouched{t}, tenure.LeaseConfig{TTL: 1})), tenure.ErrInvalid,
 			`tenure: new lease: invalid argument: Key is empty: name the lease, for example Key{ID: "sweeper"}` + "\n" + `invalid argument: TTL 1ns is below 1ms: did you mean 1*time.Second?`},
 		{"a lease whose key has no id", newLease(tenure.LeaseConfig{Key: tenure.Key{Type: "x"}}), tenure.ErrInvalid,
 			`tenure: new lease: invalid argument: key "x/" has an empty id`},
@@ -353,7 +344,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		{"all of these at once", newLease(tenure.LeaseConfig{Key: tenure.Key{Type: "x"}, TTL: 1, Holder: "\x00", Expiry: 2}), tenure.ErrInvalid,
 			"tenure: new lease: invalid argument: key \"x/\" has an empty id\ninvalid argument: holder \"\\x00\" is not UTF-8 text without NUL\ninvalid argument: TTL 1ns is below 1ms: did you mean 1*time.Second?\ninvalid argument: Expiry 2 is neither StoreClock nor Observed"},
 
-		{"a coordinator without a lease", errOf(tenure.NewCoordinator(nil, tenure.CoordinatorConfig{Watch: job})), tenure.ErrInvalid,
+		{"a coordinator without a lease", testkit.ErrOf(tenure.NewCoordinator(nil, tenure.CoordinatorConfig{Watch: job})), tenure.ErrInvalid,
 			"tenure: new coordinator: invalid argument: lease is nil"},
 		{"a renewal in the past", withJob(tenure.CoordinatorConfig{RenewInterval: -time.Second}), tenure.ErrInvalid,
 			"tenure: new coordinator: invalid argument: RenewInterval -1s is negative"},
@@ -400,7 +391,7 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 			"tenure: release reconciler_lease/singleton: invalid argument: no term is given"},
 		{"to release a term of another lease", idle.Release(ctx, foreign), tenure.ErrInvalid,
 			"tenure: release reconciler_lease/singleton: invalid argument: the term is one of other/lease"},
-		{"the token of no term", panicOf(func() { tenure.TermFromContext(ctx).Token() }), errPanicked,
+		{"the token of no term", testkit.PanicOf(func() { tenure.TermFromContext(ctx).Token() }), testkit.ErrPanicked,
 			"panic: tenure: Token of a nil Term; TermFromContext returns one for a context that does not come from a job"},
 
 		{"a fence for no store", fence(nil, term), tenure.ErrInvalid,
@@ -455,18 +446,18 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 			"storetest: put t/1: invalid argument: version 0 is not positive"},
 		{"to list none from memory", list(mem, "t", "", 0), tenure.ErrInvalid,
 			"storetest: list t: invalid argument: limit 0 is not positive"},
-		{"a fence in memory of no term", errOf(mem.Fence(nil)), tenure.ErrInvalid,
+		{"a fence in memory of no term", testkit.ErrOf(mem.Fence(nil)), tenure.ErrInvalid,
 			"storetest: fence: invalid argument: no term is given"},
 		{"to put into memory by a fence of a term that is over", putIf(overFenced, obj, tenure.IfAbsent()), tenure.ErrLost,
 			"storetest: put t/1: term of lease/over: lease lost"},
-		{"faults without a store", panicOf(func() { storetest.Faulty(nil, nil) }), errPanicked,
+		{"faults without a store", testkit.PanicOf(func() { storetest.Faulty(nil, nil) }), testkit.ErrPanicked,
 			"panic: storetest: Faulty: store is nil"},
-		{"a hook that asks twice", panicOf(faulty(func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+		{"a hook that asks twice", testkit.PanicOf(faulty(func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
 			do(ctx)
 			return do(ctx)
-		})), errPanicked,
+		})), testkit.ErrPanicked,
 			"panic: storetest: a hook called do twice"},
-		{"a hook that does not ask", panicOf(faulty(func(context.Context, storetest.Call, func(context.Context) error) error { return nil })), errPanicked,
+		{"a hook that does not ask", testkit.PanicOf(faulty(func(context.Context, storetest.Call, func(context.Context) error) error { return nil })), testkit.ErrPanicked,
 			"panic: storetest: a hook returned nil before do had"},
 	}
 	for _, store := range []database{pg, lite} {
@@ -516,25 +507,25 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 				"tenure: list \xff/: invalid argument: object type \"\\xff\" is not UTF-8 text without NUL"},
 			{"to list after an ID that is not valid text", list(store, "t", "\x00", 1), tenure.ErrInvalid,
 				`tenure: list t/: invalid argument: after "\x00" is not UTF-8 text without NUL`},
-			{"a fence of nothing", errOf(store.Fence(nil)), tenure.ErrInvalid,
+			{"a fence of nothing", testkit.ErrOf(store.Fence(nil)), tenure.ErrInvalid,
 				"tenure: fence: invalid argument: no term or claim is given; see TermFromContext"},
-			{"a fence of no term", errOf(store.Fence(tenure.TermFromContext(ctx))), tenure.ErrInvalid,
+			{"a fence of no term", testkit.ErrOf(store.Fence(tenure.TermFromContext(ctx))), tenure.ErrInvalid,
 				"tenure: fence: invalid argument: no term or claim is given; see TermFromContext"},
-			{"a fence of a claim that is nil", errOf(store.Fence((*claims.Claim)(nil))), tenure.ErrInvalid,
+			{"a fence of a claim that is nil", testkit.ErrOf(store.Fence((*claims.Claim)(nil))), tenure.ErrInvalid,
 				"tenure: fence: invalid argument: no term or claim is given; see TermFromContext"},
-			{"a fence of no claim", errOf(store.Fence(claims.Claim{Key: key})), tenure.ErrInvalid,
+			{"a fence of no claim", testkit.ErrOf(store.Fence(claims.Claim{Key: key})), tenure.ErrInvalid,
 				`tenure: fence: invalid argument: no claim is given: "t/1" has no session or no token`},
-			{"a fence of an empty term", errOf(store.Fence(&tenure.Term{})), tenure.ErrInvalid,
+			{"a fence of an empty term", testkit.ErrOf(store.Fence(&tenure.Term{})), tenure.ErrInvalid,
 				"tenure: fence: invalid argument: no term or claim is given; see TermFromContext"},
 			{"a fence of a term that is over", fence(store, over), tenure.ErrLost,
 				"tenure: fence: term of lease/over: lease lost"},
-			{"to get when it was cancelled", errOf(store.Get(canceled, key)), context.Canceled,
+			{"to get when it was cancelled", testkit.ErrOf(store.Get(canceled, key)), context.Canceled,
 				"tenure: get t/1: context canceled"},
-			{"to put when it was cancelled", errOf(store.PutIf(canceled, obj, tenure.IfVersion(1))), context.Canceled,
+			{"to put when it was cancelled", testkit.ErrOf(store.PutIf(canceled, obj, tenure.IfVersion(1))), context.Canceled,
 				"tenure: put t/1: context canceled"},
 			{"to delete when it is too late", store.DeleteIf(late, key, tenure.IfVersion(1)), context.DeadlineExceeded,
 				"tenure: delete t/1: context deadline exceeded"},
-			{"to list when it is too late", errOf(store.List(late, "t", "", 1)), context.DeadlineExceeded,
+			{"to list when it is too late", testkit.ErrOf(store.List(late, "t", "", 1)), context.DeadlineExceeded,
 				"tenure: list t/: context deadline exceeded"},
 			{"to migrate when it was cancelled", store.Migrate(canceled), context.Canceled,
 				`tenure: migrate "objects": context canceled`},
@@ -553,8 +544,6 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		}
 	}
 }
-
-func errOf[T any](_ T, err error) error { return err }
 
 func TestATermOfNothingIsNeverValid(t *testing.T) {
 	for _, term := range []*tenure.Term{nil, {}} {
@@ -652,19 +641,19 @@ func TestAStoreThatWasNeverSetIsInvalidEverywhere(t *testing.T) {
 		}
 		_, updated := tenure.Update(ctx, plain, key, func(obj tenure.Object) (tenure.Object, error) { return obj, nil })
 		for what, err := range map[string]error{
-			"NewLease": errOf(tenure.NewLease(plain, tenure.LeaseConfig{Key: testkit.LeaseKey})), "List": listed, "Update": updated,
-			"Fence": errOf(tenure.Fence(plain, term)), "FencedTx": tenure.FencedTx(ctx, store, term, db, nil, fn),
-			"claims.NewSession": errOf(claims.NewSession(plain, claims.SessionConfig{})), "Fence by a claim": errOf(tenure.Fence(plain, claim)),
+			"NewLease": testkit.ErrOf(tenure.NewLease(plain, tenure.LeaseConfig{Key: testkit.LeaseKey})), "List": listed, "Update": updated,
+			"Fence": testkit.ErrOf(tenure.Fence(plain, term)), "FencedTx": tenure.FencedTx(ctx, store, term, db, nil, fn),
+			"claims.NewSession": testkit.ErrOf(claims.NewSession(plain, claims.SessionConfig{})), "Fence by a claim": testkit.ErrOf(tenure.Fence(plain, claim)),
 			"FencedTx by a claim":    tenure.FencedTx(ctx, store, claim, db, nil, fn),
 			"claims.ReleaseDetached": claims.ReleaseDetached(ctx, plain, claim),
-			"schedule.New": errOf(schedule.New(schedule.Config{Store: plain, Key: key, Plan: schedule.Interval(time.Hour, 0),
+			"schedule.New": testkit.ErrOf(schedule.New(schedule.Config{Store: plain, Key: key, Plan: schedule.Interval(time.Hour, 0),
 				Do: func(context.Context, schedule.Slot) error { return nil }})),
 		} {
 			if !errors.Is(err, tenure.ErrInvalid) || !strings.Contains(err.Error(), " is nil") {
 				t.Errorf("%s(%T): %v", what, store, err)
 			}
 		}
-		testkit.WantErr(t, panicOf(func() { storetest.Faulty(plain, nil) }), errPanicked)
+		testkit.WantErr(t, testkit.PanicOf(func() { storetest.Faulty(plain, nil) }), testkit.ErrPanicked)
 	}
 }
 
@@ -679,21 +668,25 @@ func TestADurationWithoutAUnitIsRefusedWithTheLikelyOne(t *testing.T) {
 		cfg any
 		new func(cfg any) error
 	}{
-		{tenure.LeaseConfig{Key: testkit.LeaseKey}, func(cfg any) error { return errOf(tenure.NewLease(storetest.NewMem(), cfg.(tenure.LeaseConfig))) }},
+		{tenure.LeaseConfig{Key: testkit.LeaseKey}, func(cfg any) error {
+			return testkit.ErrOf(tenure.NewLease(storetest.NewMem(), cfg.(tenure.LeaseConfig)))
+		}},
 		{tenure.CoordinatorConfig{Check: func(context.Context, tenure.Role) error { return nil }, Outranks: func(tenure.Holding) bool { return false }},
-			func(cfg any) error { return errOf(tenure.NewCoordinator(lease, cfg.(tenure.CoordinatorConfig))) }},
-		{claims.SessionConfig{}, func(cfg any) error { return errOf(claims.NewSession(store, cfg.(claims.SessionConfig))) }},
-		{claims.QueueConfig{Table: "t", NotBefore: "n"}, func(cfg any) error { return errOf(claims.NewQueue(store, cfg.(claims.QueueConfig))) }},
-		{queuehttp.Config{}, func(cfg any) error { return errOf(queuehttp.NewHandler(store, queue, cfg.(queuehttp.Config))) }},
+			func(cfg any) error {
+				return testkit.ErrOf(tenure.NewCoordinator(lease, cfg.(tenure.CoordinatorConfig)))
+			}},
+		{claims.SessionConfig{}, func(cfg any) error { return testkit.ErrOf(claims.NewSession(store, cfg.(claims.SessionConfig))) }},
+		{claims.QueueConfig{Table: "t", NotBefore: "n"}, func(cfg any) error { return testkit.ErrOf(claims.NewQueue(store, cfg.(claims.QueueConfig))) }},
+		{queuehttp.Config{}, func(cfg any) error { return testkit.ErrOf(queuehttp.NewHandler(store, queue, cfg.(queuehttp.Config))) }},
 		{route.Config{}, func(cfg any) error {
-			return errOf(route.Keys(keys, func(*http.Request) string { return "" }, cfg.(route.Config)))
+			return testkit.ErrOf(route.Keys(keys, func(*http.Request) string { return "" }, cfg.(route.Config)))
 		}},
 		{schedule.Config{Store: store, Key: tenure.Key{Type: "t", ID: "1"}, Plan: schedule.Interval(time.Hour, 0), Do: func(context.Context, schedule.Slot) error { return nil }},
-			func(cfg any) error { return errOf(schedule.New(cfg.(schedule.Config))) }},
+			func(cfg any) error { return testkit.ErrOf(schedule.New(cfg.(schedule.Config))) }},
 		{shards.Config{Kind: "k", Count: 1, Work: func(context.Context, string) error { return nil }},
-			func(cfg any) error { return errOf(shards.New(session, cfg.(shards.Config))) }},
+			func(cfg any) error { return testkit.ErrOf(shards.New(session, cfg.(shards.Config))) }},
 		{witness.Config{Open: func(context.Context) (tenure.Store, error) { return store, nil }},
-			func(cfg any) error { return errOf(witness.Run(cfg.(witness.Config), "/no/such/program")) }},
+			func(cfg any) error { return testkit.ErrOf(witness.Run(cfg.(witness.Config), "/no/such/program")) }},
 	} {
 		if _, ok := config.cfg.(witness.Config); ok && runtime.GOOS != "linux" {
 			continue // it is unsupported
@@ -719,7 +712,7 @@ func TestADurationWithoutAUnitIsRefusedWithTheLikelyOne(t *testing.T) {
 		"did you mean 24*time.Hour?":   func() { schedule.Interval(24, 3*time.Hour) },
 		"did you mean 3*time.Hour?":    func() { schedule.Interval(24*time.Hour, 3) },
 	} {
-		if err := panicOf(misread); !strings.Contains(err.Error(), want) {
+		if err := testkit.PanicOf(misread); !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, not %q", err, want)
 		}
 	}

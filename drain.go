@@ -350,7 +350,7 @@ func (c *Coordinator) StandDown(ctx context.Context) error {
 // Compete undoes [Coordinator.StandDown]: this replica competes again, at once.
 func (c *Coordinator) Compete() { c.setDown(&c.down, false) }
 
-// drain is called when the replica is drained and when it takes part again, see [Drain.Follow].
+// drain makes this replica stand down, or compete again. It is for [Drain.Follow].
 func (c *Coordinator) drain(drained bool) (givenBack func(context.Context) error) {
 	rests := make(chan struct{})
 	c.rest() // wakes the waiting calls, which look again
@@ -368,7 +368,7 @@ func (c *Coordinator) drain(drained bool) (givenBack func(context.Context) error
 	}
 }
 
-// rest is called when nothing is left to be given back.
+// rest notes that nothing is left to be given back.
 func (c *Coordinator) rest() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -390,7 +390,7 @@ func (c *Coordinator) setDown(why *bool, down bool) (resign *resignation) {
 	return resign
 }
 
-// changed is called when this replica has begun or ceased to stand down. The caller holds mu.
+// changed tells the monitor whether this replica stands down, and ends a wait for its turn. The caller holds mu.
 func (c *Coordinator) changed() {
 	c.monitor.standsDown(c.down || c.out)
 	if c.turn != nil {

@@ -150,13 +150,15 @@ type SQLStore interface {
 }
 
 // FencedTx runs fn in a transaction of db that commits only if the term is still the lease's, or
-// the claim stands. A nil guard is the term or the claim for which the func runs that ctx comes from. If it does not stand,
-// FencedTx returns [ErrLost] and nothing is written. After a failover or a restart of the
-// database it returns [ErrMoved] and nothing is written, unless the term was renewed there: retry. The right must be in this
-// store, also that of ctx. Use it with database/sql and any driver. db must be the store's database; FencedTx returns [ErrInvalid] if
+// the claim stands. A nil guard is the term or the claim for which the func runs that ctx comes from. The right must be in
+// this store, also that of ctx. If it does not stand, FencedTx returns [ErrLost] and nothing is written. After a failover or a
+// restart of the database it returns [ErrMoved] and nothing is written, unless the term was renewed there: retry.
+//
+// Use it with database/sql and any driver. db must be the store's database; FencedTx returns [ErrInvalid] if
 // it finds that it is not. opts are those of BeginTx, and may be nil; with the DB of a [SQLiteStore],
-// FencedTx is [SQLiteStore.Fenced], and ignores opts unless they say ReadOnly. An error or panic of fn rolls back and is passed on. If the connection fails during the commit, the writes may have
-// been committed or not, as with any commit, but never after another term began.
+// FencedTx is [SQLiteStore.Fenced], and ignores opts unless they say ReadOnly. An error or panic of fn rolls back and is
+// passed on. If the connection fails during the commit, the writes may have been committed or not, as with any commit, but
+// never after another term began.
 //
 // fn must use tx, must not end the transaction itself, and must return the first error of a
 // statement. If fn sends COMMIT as SQL, the writes before it are not fenced, and FencedTx returns

@@ -126,8 +126,7 @@ func TestWhichVersionsOfItsRecordATermTakesForItsOwn(t *testing.T) {
 			p.confirmRenewal(20, here)
 		}, 21, 20, false, nil, false, 20},
 	} {
-		var p position
-		p.startAcquire(here)
+		p := position{inDoubt: 1, on: here}
 		p.acquired(10, here)
 		test.since(&p)
 		require.Equal(t, test.ours, p.recognise(test.known, test.seen, test.resumed, test.request), name)
@@ -135,8 +134,7 @@ func TestWhichVersionsOfItsRecordATermTakesForItsOwn(t *testing.T) {
 		require.Equal(t, test.next, version, name)
 	}
 
-	var p position
-	p.startAcquire(here)
+	p := position{inDoubt: 1, on: here}
 	p.acquired(10, here)
 	p.confirmRenewal(20, here)
 	p.noteLost(0, there)

@@ -350,8 +350,8 @@ func (t *Term) mayReassert(r reading, exists bool) bool {
 	return !t.at.vouchedIn(r.on) && (!exists || !r.isCurrent() && r.stored.AsRenewed().Version < t.token)
 }
 
-// compare is called when a renewal has been answered. If that was the first one in its lineage, and the term owns more
-// than its record, compare first has that checked against the store: the renewal must not extend a claim whose row a
+// compare judges a renewal that has been answered. If it was the first one in its lineage, and the term owns more
+// than its record, compare has that checked against the store: the renewal must not extend a claim whose row a
 // failover has lost.
 func (t *Term) compare(ctx context.Context, version int64, on Lineage) error {
 	compare := t.comparison.Load()

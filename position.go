@@ -20,10 +20,7 @@ type position struct {
 	rewrote  bool    // the record was lost before that
 }
 
-// startAcquire notes that the write that begins the term is being sent, in a lineage.
-func (p *position) startAcquire(on Lineage) { p.inDoubt, p.on = 1, on }
-
-// acquired notes the answer to that write.
+// acquired notes the answer to the write that begins the term.
 func (p *position) acquired(version int64, on Lineage) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

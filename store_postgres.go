@@ -226,8 +226,8 @@ func (s *PostgresStore) Watch(key Key) Subscription {
 
 // Fenced runs fn in a transaction whose writes, to any tables of this database, commit only if
 // the guard's right stands: a term is still the lease's, or a claim has not ended. A nil guard is the term or the
-// claim for which the func runs that ctx comes from; it must be in this store. If it does not stand, Fenced returns [ErrLost] and nothing is written. An error
-// or panic of fn rolls back and is passed on. If the connection fails during the commit, the
+// claim for which the func runs that ctx comes from; it must be in this store. If it does not stand, Fenced returns
+// [ErrLost] and nothing is written. An error or panic of fn rolls back and is passed on. If the connection fails during the commit, the
 // writes may have been committed or not, as with any commit, but never after another term began.
 //
 // The lease is not locked while fn runs, so neither renewals nor a takeover wait for it; only

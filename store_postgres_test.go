@@ -890,10 +890,10 @@ func TestTheErrorOfADeniedRoleHasTheStatementsThatHelp(t *testing.T) {
 			denied := store.Migrate(t.Context())
 			testkit.MigrateClaims(t, testkit.OpenPostgres(t, url, cfg))
 			if cfg.Schema != "" {
-				help("a look", errOf(store.Get(t.Context(), tenure.Key{Type: "t", ID: "1"})))
+				help("a look", testkit.ErrOf(store.Get(t.Context(), tenure.Key{Type: "t", ID: "1"})))
 			}
 			lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
-			help("an acquire", errOf(lease.TryAcquire(t.Context())))
+			help("an acquire", testkit.ErrOf(lease.TryAcquire(t.Context())))
 			testkit.WantErr(t, lease.Release(t.Context(), testkit.MustAcquire(t, lease)), nil)
 			testkit.WantErr(t, keys.Forget(t.Context()), nil)
 

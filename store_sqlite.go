@@ -231,8 +231,8 @@ func (s *SQLiteStore) Fence(guard Guard) (Store, error) {
 
 // Fenced runs fn in a transaction whose writes, to any tables of this database, commit only if
 // the guard's right stands: a term is still the lease's, or a claim has not ended. A nil guard is the term or the
-// claim for which the func runs that ctx comes from; it must be in this store. If it does not stand, Fenced returns [ErrLost] and does not call fn. An error or
-// panic of fn rolls back and is passed on.
+// claim for which the func runs that ctx comes from; it must be in this store. If it does not stand, Fenced returns
+// [ErrLost] and does not call fn. An error or panic of fn rolls back and is passed on.
 //
 // The transaction holds the database's one write lock: no process can renew a lease or take one
 // over while fn runs, so fn must be short compared with the TTL. fn must use tx and not the

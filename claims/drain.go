@@ -15,7 +15,7 @@ var ErrDrained = errors.New("the replica is drained")
 // errGivenBack is the cause with which a func's context ends when the replica is drained.
 var errGivenBack = fmt.Errorf("%w: %w", tenure.ErrResigned, ErrDrained)
 
-// setDrained is called when the replica is drained and when it takes part again, see [tenure.Drain.Follow].
+// setDrained drains the session, or lets it take part again. It is for [tenure.Drain.Follow].
 func (s *Session) setDrained(drained bool) (givenBack func(context.Context) error) {
 	s.update(func() {
 		s.drained = drained

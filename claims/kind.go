@@ -360,6 +360,12 @@ func (k *kind) end(lost error, c Claim) {
 	}
 }
 
+// endRow is end for the claim of a row that says otherwise.
+func (k *kind) endRow(l *ledger, r objects.Claim) {
+	c := claimOf(k.name, l.term.id, r, k.ofRows())
+	k.end(&EndedError{[]Claim{c}}, c)
+}
+
 // unended reports whether a func runs for a claim and has not ended it.
 func (k *kind) unended(c Claim) bool {
 	k.s.mu.Lock()

@@ -223,18 +223,18 @@ func (c *comparison) run(s *Session, t *term) {
 func (k *kind) compareIn(ctx context.Context, t *term) error {
 	k.s.mu.Lock()
 	l := k.ledger
+	claims := l != nil && l.term == t
+	if claims {
+		k.doubt(l, k.s.cfg.TTL, k.s.cfg.TTL) // what can't be compared or freed in time is looked at again
+	}
 	k.s.mu.Unlock()
-	if l == nil || l.term != t {
+	if !claims {
 		return nil
 	}
-	// What can't be compared or freed in time is looked at again.
-	k.s.mu.Lock()
-	k.doubt(l, k.s.cfg.TTL, k.s.cfg.TTL)
-	k.s.mu.Unlock()
 	select { // a statement that claims and was sent before the failover is answered first
 	case k.turn <- struct{}{}:
 		<-k.turn
-	case <-ctx.Done(): // or is answered in vain
+	case <-ctx.Done(): // if it is answered later, its claims don't count
 		k.s.mu.Lock()
 		l.late = true
 		k.s.mu.Unlock()
@@ -262,8 +262,7 @@ func (k *kind) endLost(ctx context.Context, l *ledger, claims map[string]int64, 
 	defer k.s.mu.Unlock()
 	owned := l.stillOwned(claims)
 	for _, r := range owned {
-		c := claimOf(k.name, l.term.id, r, k.ofRows())
-		k.end(&EndedError{[]Claim{c}}, c)
+		k.endRow(l, r)
 	}
 	if len(owned) == 0 {
 		return

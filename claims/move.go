@@ -123,9 +123,8 @@ func (k *kind) endMoved(l *ledger, moved []objects.Claim) {
 		k.s.mu.Lock()
 		defer k.s.mu.Unlock()
 		for _, r := range moved {
-			c := claimOf(k.name, l.term.id, r, k.ofRows())
-			if l.owns(r) || k.running[r.ID].isFor(c.Session, c.Token) {
-				k.end(&EndedError{[]Claim{c}}, c)
+			if l.owns(r) || k.running[r.ID].isFor(l.term.id, r.Token) {
+				k.endRow(l, r)
 				ended++
 			}
 		}

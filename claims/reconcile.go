@@ -216,8 +216,7 @@ func (k *kind) endDenied(ctx context.Context, l *ledger, claims map[string]int64
 			if l.holds(r.ID, r.Token) {
 				lost++
 			}
-			c := claimOf(k.name, l.term.id, r, k.ofRows())
-			k.end(&EndedError{[]Claim{c}}, c)
+			k.endRow(l, r)
 		}
 	}
 	if lost > 0 {

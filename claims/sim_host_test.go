@@ -194,7 +194,7 @@ func (h *host) start() {
 	}
 }
 
-// setDrained is called when the process is drained, before its session knows, and when it takes part again.
+// setDrained notes that the process is drained, before its session knows, or that it takes part again.
 func (l *life) setDrained(drained bool) (givenBack func(context.Context) error) {
 	since := int64(0)
 	if drained {

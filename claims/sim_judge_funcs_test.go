@@ -21,7 +21,7 @@ type run struct {
 	told time.Time // when it was told to return; zero: it was not
 }
 
-// begins is called when a func begins.
+// begins judges the beginning of a func.
 func (j *judge) begins(l *life, ctx context.Context, c claims.Claim) *run {
 	k, s := j.keys[c.Key.ID], j.sessions[c.Session]
 	r := &run{Claim: rowOf(c), life: l}

@@ -6,6 +6,8 @@ package testkit
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -44,6 +46,23 @@ func Must[T any](made T, err error) T {
 		panic(err)
 	}
 	return made
+}
+
+// ErrOf returns the error of a call that also returns something else.
+func ErrOf[T any](_ T, err error) error { return err }
+
+// ErrPanicked stands for a panic that the documentation announces.
+var ErrPanicked = errors.New("panic")
+
+// PanicOf returns what fn panics with, as an [ErrPanicked], or nil if it returns.
+func PanicOf(fn func()) (err error) {
+	defer func() {
+		if panicked := recover(); panicked != nil {
+			err = fmt.Errorf("%w: %v", ErrPanicked, panicked)
+		}
+	}()
+	fn()
+	return nil
 }
 
 // Await waits until ok returns true, for [Patience] at most. It calls ok on the test's own

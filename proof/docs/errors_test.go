@@ -95,31 +95,25 @@ func held(t testing.TB, ctx context.Context, lease *tenure.Lease, term *tenure.T
 // stays is a job that runs until its context ends.
 func stays(ctx context.Context) error { <-ctx.Done(); return nil }
 
-func panicOf(fn func()) (err error) {
-	defer func() { err = fmt.Errorf("panic: %v", recover()) }()
-	fn()
-	return nil
-}
-
-func errOf[T any](_ T, err error) error { return err }
-
 func raiseNamed(p *errorPage) {
 	ctx := p.Context()
 	mem, key := storetest.NewMem(), tenure.Key{Type: "t", ID: "1"}
-	put := func(cond tenure.WriteCondition) error { return errOf(mem.PutIf(ctx, tenure.Object{Key: key}, cond)) }
+	put := func(cond tenure.WriteCondition) error {
+		return testkit.ErrOf(mem.PutIf(ctx, tenure.Object{Key: key}, cond))
+	}
 	p.row("version conflict: wanted version … of …, which is gone", put(tenure.IfVersion(7)))
 	require.NoError(p, put(tenure.IfAbsent()))
 	p.row("version conflict: wanted version … of …, which is at …", put(tenure.IfVersion(1<<40)))
 	moving := storetest.NewMem()
 	moving.Lineages = true
 	p.row("the database is on another server than before, or has been restarted",
-		errOf(moving.PutIf(ctx, tenure.Object{Key: key}, tenure.IfAbsent().OnServer("another", 0))))
+		testkit.ErrOf(moving.PutIf(ctx, tenure.Object{Key: key}, tenure.IfAbsent().OnServer("another", 0))))
 	p.row("object exists already", put(tenure.IfAbsent()))
-	p.row("object not found", errOf(mem.Get(ctx, tenure.Key{Type: "t", ID: "2"})))
-	p.row("invalid argument: …", errOf(tenure.NewLease(mem, tenure.LeaseConfig{})))
+	p.row("object not found", testkit.ErrOf(mem.Get(ctx, tenure.Key{Type: "t", ID: "2"})))
+	p.row("invalid argument: …", testkit.ErrOf(tenure.NewLease(mem, tenure.LeaseConfig{})))
 	p.row("unsupported operation: …", tenure.Static().DeleteIf(ctx, key, tenure.IfVersion(1)))
 	lite := testkit.OpenSQLite(p, ":memory:")
-	p.row("store is not set up: …", errOf(lite.Get(ctx, key)))
+	p.row("store is not set up: …", testkit.ErrOf(lite.Get(ctx, key)))
 	testkit.Migrate(p, lite)
 	testkit.Put(p, lite, tenure.Object{Key: key, Name: "n"})
 	closed := testkit.OpenSQLite(p, ":memory:")
@@ -127,14 +121,14 @@ func raiseNamed(p *errorPage) {
 	require.NoError(p, err)
 	require.NoError(p, closed.Close())
 	p.row("store is closed for good: …", coordinator.Run(ctx))
-	p.row("id or name taken by another object", errOf(lite.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}, Name: "n"}, tenure.IfAbsent())))
+	p.row("id or name taken by another object", testkit.ErrOf(lite.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: "2"}, Name: "n"}, tenure.IfAbsent())))
 
 	synctest.Test(p.T, func(t *testing.T) {
 		store, ctx := storetest.NewMem(), t.Context()
 		lease := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "a"})
 		other := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "b"})
 		term := testkit.MustAcquire(t, lease)
-		p.row("lease is held: … by …", errOf(other.TryAcquire(ctx)))
+		p.row("lease is held: … by …", testkit.ErrOf(other.TryAcquire(ctx)))
 		testkit.RemoveRecord(t, store)
 		p.row("lease lost: … is gone", lease.Renew(ctx, term))
 		term = testkit.MustAcquire(t, lease)
@@ -173,7 +167,7 @@ func raiseNamed(p *errorPage) {
 		p.row("the claim's deadline has passed", w.Do(ctx, got[0], stays))
 		p.row("lease lost: finished, freed, deleted or taken by another: …", q.Finish(ctx, got...))
 		stop()
-		p.row("session is closed", errOf(w.Take(ctx, 1)))
+		p.row("session is closed", testkit.ErrOf(w.Take(ctx, 1)))
 	})
 }
 
@@ -224,13 +218,13 @@ func raiseOfLeases(p *errorPage) {
 	}))
 	for _, url := range []string{"mysql://h/db", "sqlite:data@home.db"} {
 		p.row("the URL is neither a postgres:// URL nor the path of a SQLite file; put ./ before a relative path with //, or one of : @ ? = in it",
-			errOf(tenure.Open(ctx, url)))
+			testkit.ErrOf(tenure.Open(ctx, url)))
 	}
-	p.row("cannot parse the connection string", errOf(tenure.Open(ctx, "postgres://h:port/db")))
+	p.row("cannot parse the connection string", testkit.ErrOf(tenure.Open(ctx, "postgres://h:port/db")))
 	p.row("no term or claim is given; see TermFromContext", store.Fenced(ctx, tenure.TermFromContext(ctx), none))
 	p.row("Token of a nil Term; TermFromContext returns one for a context that does not come from a job",
-		panicOf(func() { tenure.TermFromContext(ctx).Token() }))
-	p.row("Key is empty: name the lease", errOf(tenure.NewLease(store, tenure.LeaseConfig{})))
+		testkit.PanicOf(func() { tenure.TermFromContext(ctx).Token() }))
+	p.row("Key is empty: name the lease", testkit.ErrOf(tenure.NewLease(store, tenure.LeaseConfig{})))
 	p.row("the term is one of …", testkit.NewLease(p, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "other"}}).Renew(ctx, term))
 	p.row("a session of package claims is not handed over",
 		testkit.NewLease(p, store, tenure.LeaseConfig{Key: claims.SessionKey("s")}).RequestRelease(ctx))
@@ -292,7 +286,7 @@ func raiseOfSQLite(p *errorPage) {
 	ctx, key := p.Context(), tenure.Key{Type: "t", ID: "1"}
 	path := filepath.Join(p.TempDir(), "a.db")
 	store := testkit.OpenSQLite(p, path)
-	p.row("no such table: … (call Migrate once)", errOf(store.Get(ctx, key)))
+	p.row("no such table: … (call Migrate once)", testkit.ErrOf(store.Get(ctx, key)))
 	testkit.Migrate(p, store)
 	keys := testkit.Must(claims.NewKeys(testkit.Must(claims.NewSession(store, claims.SessionConfig{})), "tenant"))
 	p.row("no such table: … (call claims.Migrate once)", keys.Forget(ctx))
@@ -303,15 +297,15 @@ func raiseOfSQLite(p *errorPage) {
 	second := testkit.Must(tenure.OpenSQLite(ctx, alone, tenure.SQLiteConfig{Shared: true, Logger: testkit.Quiet}))
 	defer second.Close()
 	p.row("the file is in use: …", second.Migrate(ctx))
-	p.row("unable to open database file", errOf(tenure.OpenSQLite(ctx, filepath.Join(p.TempDir(), "missing", "a.db"), tenure.SQLiteConfig{})))
+	p.row("unable to open database file", testkit.ErrOf(tenure.OpenSQLite(ctx, filepath.Join(p.TempDir(), "missing", "a.db"), tenure.SQLiteConfig{})))
 	other := filepath.Join(p.TempDir(), "a.txt")
 	require.NoError(p, os.WriteFile(other, []byte(strings.Repeat("no database ", 100)), 0o600))
-	p.row("file is not a database", errOf(tenure.OpenSQLite(ctx, other, tenure.SQLiteConfig{})))
+	p.row("file is not a database", testkit.ErrOf(tenure.OpenSQLite(ctx, other, tenure.SQLiteConfig{})))
 
 	db := testkit.OpenSQL(p.T, "sqlite", "file:"+path+"?mode=ro")
 	reader := testkit.Must(tenure.NewSQLiteStore(db, tenure.SQLiteConfig{Shared: true, Logger: testkit.Quiet}))
 	defer reader.Close()
-	p.row("attempt to write a readonly database", errOf(reader.PutIf(ctx, tenure.Object{Key: key}, tenure.IfAbsent())))
+	p.row("attempt to write a readonly database", testkit.ErrOf(reader.PutIf(ctx, tenure.Object{Key: key}, tenure.IfAbsent())))
 	conn, err := store.DB().Conn(ctx)
 	require.NoError(p, err)
 	defer conn.Close()
@@ -320,7 +314,7 @@ func raiseOfSQLite(p *errorPage) {
 	waits := testkit.OpenSQLite(p, path)
 	limited, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	p.row("database is locked", errOf(waits.PutIf(limited, tenure.Object{Key: key}, tenure.IfAbsent())))
+	p.row("database is locked", testkit.ErrOf(waits.PutIf(limited, tenure.Object{Key: key}, tenure.IfAbsent())))
 	_, err = conn.ExecContext(ctx, "ROLLBACK")
 	require.NoError(p, err)
 }
@@ -341,7 +335,7 @@ func raiseOfPostgres(p *errorPage) {
 	open := func(user string) *tenure.PostgresStore {
 		return testkit.OpenPostgres(p, strings.Replace(url, "postgres@", user+"@", 1), tenure.PostgresConfig{})
 	}
-	get := func(store tenure.Store) error { return errOf(store.Get(ctx, key)) }
+	get := func(store tenure.Store) error { return testkit.ErrOf(store.Get(ctx, key)) }
 	keysOf := func(store tenure.Store) *claims.Keys {
 		return testkit.Must(claims.NewKeys(testkit.Must(claims.NewSession(store, claims.SessionConfig{Logger: testkit.Quiet})), "tenant"))
 	}
@@ -355,13 +349,13 @@ func raiseOfPostgres(p *errorPage) {
 	p.row("the table does not exist (call claims.Migrate once)", keysOf(store).Forget(ctx))
 	testkit.MigrateClaims(p, store)
 	run(`GRANT SELECT, INSERT ON objects, objects_tombstones TO ` + role)
-	p.row("this role lacks privileges that a lease needs (as the owner: GRANT …)", errOf(testkit.NewLease(p, open(role), tenure.LeaseConfig{}).TryAcquire(ctx)))
+	p.row("this role lacks privileges that a lease needs (as the owner: GRANT …)", testkit.ErrOf(testkit.NewLease(p, open(role), tenure.LeaseConfig{}).TryAcquire(ctx)))
 	p.row("permission denied for table … (as the owner: GRANT …)", keysOf(open(role)).Forget(ctx))
 
 	openErr := func(url string) error {
 		limited, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
-		return errOf(tenure.OpenPostgres(limited, url, tenure.PostgresConfig{Logger: testkit.Quiet}))
+		return testkit.ErrOf(tenure.OpenPostgres(limited, url, tenure.PostgresConfig{Logger: testkit.Quiet}))
 	}
 	nowhere := testkit.Must(tenure.NewPostgresStore(testkit.PostgresPool(p, "postgres://127.0.0.1:1/none"), tenure.PostgresConfig{Logger: testkit.Quiet}))
 	p.Cleanup(func() { nowhere.Close() })
@@ -401,13 +395,13 @@ func raiseOfPostgres(p *errorPage) {
 
 	standby := testkit.Must(tenure.NewPostgresStore(testkit.OneConn(p, url, `SET default_transaction_read_only = on`), tenure.PostgresConfig{Logger: testkit.Quiet}))
 	p.Cleanup(func() { standby.Close() })
-	p.row("in a read-only transaction (SQLSTATE 25006) (the server is read-only, such as a standby", errOf(standby.PutIf(ctx, tenure.Object{Key: key}, tenure.IfAbsent())))
+	p.row("in a read-only transaction (SQLSTATE 25006) (the server is read-only, such as a standby", testkit.ErrOf(standby.PutIf(ctx, tenure.Object{Key: key}, tenure.IfAbsent())))
 	var long strings.Builder // which no compression makes short enough
 	for i := range 10_000 {
 		fmt.Fprint(&long, sha256.Sum256([]byte{byte(i), byte(i >> 8)}))
 	}
 	p.row("must have at most … bytes together with its type: use a hash of it",
-		errOf(store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: long.String()}}, tenure.IfAbsent())))
+		testkit.ErrOf(store.PutIf(ctx, tenure.Object{Key: tenure.Key{Type: "t", ID: long.String()}}, tenure.IfAbsent())))
 	isolated := testkit.Must(tenure.NewPostgresStore(testkit.OneConn(p, url, `SET default_transaction_isolation = 'serializable'`), tenure.PostgresConfig{Logger: testkit.Quiet}))
 	p.Cleanup(func() { isolated.Close() })
 	p.row(`default_transaction_isolation is …, which must be "read committed"`, get(isolated))
@@ -443,7 +437,7 @@ func raiseOfClaims(p *errorPage) {
 		p.row("it was released or detached", w.Do(ctx, got[0], testkit.Succeeds))
 		got[0].Session = "another"
 		p.row("its session … has ended, or is another's", w.Do(ctx, got[0], testkit.Succeeds))
-		p.row("session … has no record: it has ended, or never began", errOf(q.TryTakeFor(ctx, "another", claims.TakeOptions{N: 1})))
+		p.row("session … has no record: it has ended, or never began", testkit.ErrOf(q.TryTakeFor(ctx, "another", claims.TakeOptions{N: 1})))
 		p.row("table … can't have claims on its rows: …", testkit.Must(claims.NewQueue(store, claims.QueueConfig{Table: "objects", Session: "owner"})).Check(ctx))
 
 		serving, cancel := context.WithTimeout(ctx, time.Minute)
@@ -457,10 +451,10 @@ func raiseOfClaims(p *errorPage) {
 		require.NoError(t, keys.Release(ctx, claimed...))
 		p.row("was freed, or another has claimed it", claims.ReleaseDetached(ctx, store, claimed...))
 		testkit.ExecSQL(t, store.DB(), `CREATE TRIGGER no BEFORE INSERT ON objects_claims WHEN NEW.id = 'two' BEGIN SELECT RAISE(ABORT, 'no'); END`)
-		p.row("the database refuses the key …", errOf(keys.TryClaim(ctx, "two")))
+		p.row("the database refuses the key …", testkit.ErrOf(keys.TryClaim(ctx, "two")))
 
 		member := testkit.Must(shards.New(session, shards.Config{Kind: "job", Count: 1, Work: func(context.Context, string) error { return nil }}))
-		p.row("there is no such shard", errOf(member.Owner(ctx, "7")))
+		p.row("there is no such shard", testkit.ErrOf(member.Owner(ctx, "7")))
 		taking, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
 		require.NoError(t, member.Run(taking))
@@ -484,7 +478,7 @@ func raiseOfClaims(p *errorPage) {
 		require.NoError(t, run(nightly))
 		p.row("but its transaction with the slot's statement was not committed", logged())
 		testkit.Put(t, store, tenure.Object{Key: cfg.Key, Payload: []byte("of another program")})
-		p.row("is not the state of a schedule", errOf(nightly.State(ctx)))
+		p.row("is not the state of a schedule", testkit.ErrOf(nightly.State(ctx)))
 		cfg.Key.ID, cfg.Plan = "backwards", backwards{}
 		p.row("the plan's Next(…) is …, which is not later", run(testkit.Must(schedule.New(cfg))))
 	})

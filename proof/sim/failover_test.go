@@ -187,7 +187,6 @@ type fencedWrite struct {
 	token  int64
 	record []byte
 	server string // where the term had been renewed when the statement was made
-	made   bool
 }
 
 func (m *migrant) fencedWrite(term *tenure.Term) fencedWrite {
@@ -195,7 +194,7 @@ func (m *migrant) fencedWrite(term *tenure.Term) fencedWrite {
 	if err != nil { // the replica knows that its term is lost
 		return fencedWrite{}
 	}
-	return fencedWrite{term.Token(), fence.Record, fence.Server(), true}
+	return fencedWrite{term.Token(), fence.Record, fence.Server()}
 }
 
 // send sends a fenced write to the server that the replica reaches, which compares what the databases' statements compare.
@@ -231,7 +230,7 @@ func (m *migrant) write(term *tenure.Term, before fencedWrite, d time.Duration) 
 		d -= pause
 		time.Sleep(pause)
 		m.send(before)
-		if now := m.fencedWrite(term); now.made {
+		if now := m.fencedWrite(term); now.record != nil {
 			m.send(now)
 		}
 	}
