@@ -6,6 +6,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"io"
 	"maps"
 	"net/http/httptest"
 	"os"
@@ -45,7 +46,7 @@ func TestMain(m *testing.M) {
 		if int(done.Add(1)) == n {
 			fmt.Fprintln(os.Stderr, "at step", n)
 			syscall.Kill(os.Getpid(), syscall.Signal(signal))
-			time.Sleep(time.Second / 10) // the signal comes soon
+			os.Stdin.Read(make([]byte, 1)) // until the test lets it go on
 		}
 	}
 	main()
@@ -82,8 +83,9 @@ func newScene(t *testing.T, url string) *scene {
 }
 
 type driver struct {
-	cmd *exec.Cmd
-	log testkit.SyncBuffer
+	cmd  *exec.Cmd
+	log  testkit.SyncBuffer
+	goOn io.Closer
 }
 
 // start starts the program, which gets a signal at a step, or never if that is 0.
@@ -93,6 +95,9 @@ func (s *scene) start(at int, signal syscall.Signal, args ...string) *driver {
 	d.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0",
 		fmt.Sprint("RUNS_SIGNAL_AT=", at), fmt.Sprint("RUNS_SIGNAL=", int(signal)))
 	d.cmd.Stderr = &d.log
+	goOn, err := d.cmd.StdinPipe()
+	require.NoError(s, err)
+	d.goOn = goOn
 	require.NoError(s, d.cmd.Start())
 	s.Cleanup(func() {
 		d.cmd.Process.Kill()
@@ -124,7 +129,7 @@ func (s *scene) drivers(signal syscall.Signal) (drivers []*driver) {
 	for at := 1; at <= steps; at++ {
 		d := s.driver(at, signal)
 		if drivers = append(drivers, d); signal == syscall.SIGSTOP {
-			testkit.Await(s.T, "a driver is paused", func() bool { return strings.Contains(d.log.String(), "at step") })
+			testkit.AwaitPaused(s.T, d.cmd.Process)
 			s.awaitWritable(d)
 		}
 	}
@@ -207,6 +212,7 @@ func TestADriverThatWasPausedAddsNothing(t *testing.T) {
 		s.wantJournals()
 		for i, d := range paused {
 			require.NoError(s, d.cmd.Process.Signal(syscall.SIGCONT))
+			require.NoError(s, d.goOn.Close())
 			if step := i + 1; step == 2 || step == 5 || step == 8 || step == 7 && !inTime { // it has nothing to write
 				continue
 			}
@@ -223,7 +229,7 @@ func TestADriverThatWasPausedAddsNothing(t *testing.T) {
 }
 
 // awaitWritable lets a driver that was paused, by accident, while its session wrote to a SQLite file
-// complete that write: no other process could write before. The driver stays at its step for a moment.
+// complete that write: no other process could write before. The driver stays at its step.
 func (s *scene) awaitWritable(d *driver) {
 	s.Helper()
 	writable := func() bool {
@@ -236,9 +242,9 @@ func (s *scene) awaitWritable(d *driver) {
 		if writable() {
 			return true
 		}
-		d.cmd.Process.Signal(syscall.SIGCONT)
+		testkit.ResumeProcess(s.T, d.cmd.Process)
 		writable()
-		d.cmd.Process.Signal(syscall.SIGSTOP)
+		testkit.PauseProcess(s.T, d.cmd.Process)
 		return false
 	})
 }

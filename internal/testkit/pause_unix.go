@@ -15,6 +15,12 @@ import (
 func PauseProcess(t testing.TB, child *os.Process) {
 	t.Helper()
 	require.NoError(t, child.Signal(syscall.SIGSTOP))
+	AwaitPaused(t, child)
+}
+
+// AwaitPaused waits until a child that gets SIGSTOP, maybe from itself, has stopped.
+func AwaitPaused(t testing.TB, child *os.Process) {
+	t.Helper()
 	var status syscall.WaitStatus
 	err := error(syscall.EINTR)
 	for err == syscall.EINTR {

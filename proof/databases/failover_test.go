@@ -130,7 +130,11 @@ func TestOverAFailoverThatLosesCommitsTheHolderGoesOnAlone(t *testing.T) {
 				f.lag()
 				test.lost(f)
 				require.NotNil(t, f.holder())
-				holder, term := f.holder(), f.jobs.Term.Load()
+				holder, term := f.holder(), (*tenure.Term)(nil)
+				testkit.Await(t, "the holder's job runs", func() bool {
+					term = f.jobs.Term.Load()
+					return term != nil && term.Token() == holder.Status().Token
+				})
 				f.failOver(test.late)
 				for end := time.Now().Add(*failoverTTL*3/2 + test.late); time.Now().Before(end); {
 					require.True(t, term.Valid() && holder.IsHolder(), "the holder goes on")
