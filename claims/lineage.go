@@ -231,10 +231,13 @@ func (k *kind) compareIn(ctx context.Context, t *term) error {
 	if !claims {
 		return nil
 	}
+	deadline, _ := ctx.Deadline()
+	answered := time.NewTimer(time.Until(deadline) / 2) // the rest of the time is for the claims that are known
+	defer answered.Stop()
 	select { // a statement that claims and was sent before the failover is answered first
 	case k.turn <- struct{}{}:
 		<-k.turn
-	case <-ctx.Done(): // if it is answered later, its claims don't count
+	case <-answered.C: // if it is answered later, its claims don't count
 		k.s.mu.Lock()
 		l.late = true
 		k.s.mu.Unlock()
@@ -246,7 +249,12 @@ func (k *kind) compareIn(ctx context.Context, t *term) error {
 		}
 		if err == nil || !pace.Sleep(ctx, pace.Retry(k.s.cfg.RenewInterval, time.Second, tries)) {
 			k.endLost(ctx, l, unseen, err)
-			k.freeUndone(ctx, l, others)
+			freed := make(chan struct{})
+			t.comparing.Go(func() { defer close(freed); k.freeUndone(ctx, l, others) })
+			select {
+			case <-freed:
+			case <-ctx.Done(): // a statement that frees is not cut off, and may hang
+			}
 			return nil
 		}
 	}

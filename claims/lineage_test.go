@@ -361,6 +361,9 @@ func TestAClaimWhoseAnswerComesAfterAFailoverDoesNotCountUncompared(t *testing.T
 				kept := w.claim(a, "kept")
 				before := w.backUp()
 				a.store.SetHook(func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+					if ctx.Err() != nil {
+						return ctx.Err()
+					}
 					err := do(ctx)
 					if call.Op == "claims.take" && slices.Contains(call.IDs, "1") {
 						w.failOver(before)
@@ -426,6 +429,27 @@ func TestACallThatAFailoverInterruptsReturnsWhatItHas(t *testing.T) {
 			require.Len(w, got, 1500)
 			require.Equal(w, 1500, b.keys.Len())
 		})
+	})
+}
+
+// A table that is locked so that no row can be freed costs nothing.
+func TestAKindWhoseRowsCannotBeFreedAfterAFailoverDoesNotHoldUpTheSession(t *testing.T) {
+	eachFailover(t, func(w *failoverWorld) {
+		a := w.join(ttl, nil)
+		kept, released := w.claim(a, "kept"), w.claim(a, "1")
+		before := w.backUp()
+		require.NoError(w, a.keys.Release(w.Context(), released))
+		id := a.session.ID()
+		w.failOver(before)
+		a.store.SetHook(testkit.Only("claims.free", func(ctx context.Context, _ storetest.Call, do func(context.Context) error) error {
+			time.Sleep(2 * ttl) // longer than its limit, as where the driver waits for an answer
+			return do(ctx)
+		}))
+		time.Sleep(2 * ttl)
+		a.store.SetHook(nil)
+		require.Equal(w, id, a.session.ID())
+		require.True(w, a.keys.Holds(kept))
+		require.True(w, a.session.Valid())
 	})
 }
 

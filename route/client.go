@@ -161,6 +161,20 @@ func (c *client) stop(err error) (stopped bool) {
 	return false
 }
 
+// discard sends what there is of the answer, and reads the rest of the body, for a while. Otherwise net/http would close the
+// connection while the body is being sent, and the sender would get an error instead of the answer.
+func (c *client) discard(most time.Duration) {
+	_ = c.FlushError()
+	end := time.Now().Add(most)
+	timer := time.AfterFunc(most, func() { c.stop(errOver) })
+	defer timer.Stop()
+	for rest := make([]byte, mostAtOnce); time.Now().Before(end); {
+		if _, err := c.r.Body.Read(rest); err != nil {
+			return
+		}
+	}
+}
+
 // close waits for calls that were left behind, because the server must not use the connection beside them. It breaks the
 // connection if the answer was cut off, because the server would complete it.
 func (c *client) close() {

@@ -130,6 +130,7 @@ type answer struct {
 	r      *http.Request
 	cancel context.CancelCauseFunc
 	long   atomic.Bool // it is an upgraded connection or an event stream
+	asked  bool        // the sender was asked for the body, because net/http does not do so any more
 
 	hijacked atomic.Bool
 	begun    bool
@@ -175,6 +176,9 @@ func (c *call) answer(at *client, r *http.Request) (outcome string) {
 		return unknown
 	case a.cutOff || !c.holds():
 		panic(http.ErrAbortHandler) // a clean end would look complete
+	}
+	if a.asked && r.ProtoMajor == 1 {
+		a.at.discard(500 * time.Millisecond) // what net/http allows for where it has asked for a body itself
 	}
 	return answered
 }
@@ -228,6 +232,7 @@ func (a *answer) begin(status int) bool {
 	long := a.r.ContentLength < 0 || a.r.ContentLength > a.of.rt.cfg.MaxReplay || a.r.Header["Expect"] != nil // HTTP/2 hides Expect
 	if long && status/100 == 2 && a.r.Header[routeHeader] != nil {
 		a.at.WriteHeader(http.StatusContinue) // the handler may read the body later, when net/http does not ask for it any more
+		a.asked = true
 	}
 	a.upgraded = status == http.StatusSwitchingProtocols
 	a.at.WriteHeader(status)

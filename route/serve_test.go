@@ -101,7 +101,7 @@ func TestAnAnswerMayBeginBeforeALongBodyIsRead(t *testing.T) {
 				n, err := io.Copy(io.Discard, r.Body)
 				fmt.Fprint(w, n, err)
 			}))
-			for _, size := range []int{100_000, 1 << 20} {
+			for _, size := range []int{100_000, 1 << 20, 16 << 20} {
 				for _, id := range []string{"read", "unread"} {
 					want := map[string]string{"read": fmt.Sprintf(`202  "%d <nil>" <nil>`, size), "unread": `202  "" <nil>`}[id]
 					for _, body := range []io.Reader{bytes.NewReader(make([]byte, size)), io.MultiReader(bytes.NewReader(make([]byte, size)))} {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	leaserecord "github.com/tenurelib/tenure/internal/record"
 )
 
 // check runs --check.
@@ -44,10 +45,12 @@ func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 		}
 		return err
 	}
-	r.log.Info("fencing", "predecessor", printable(prev.Holder))
-	if err := runForTerm(ctx, r.opts.fence,
-		environVar("TENURE_PREDECESSOR", prev.Holder), environVar("TENURE_PREDECESSOR_TERM", prev.Term)); err != nil {
-		return err
+	if !(isUnknown(prev) && r.opts.peers != "") { // it is one of them
+		r.log.Info("fencing", "predecessor", printable(prev.Holder))
+		if err := runForTerm(ctx, r.opts.fence,
+			environVar("TENURE_PREDECESSOR", prev.Holder), environVar("TENURE_PREDECESSOR_TERM", prev.Term)); err != nil {
+			return err
+		}
 	}
 	if r.peersFenced == term.ID() { // after an earlier predecessor
 		return nil
@@ -60,6 +63,11 @@ func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 	}
 	r.peersFenced = term.ID()
 	return nil
+}
+
+// isUnknown reports whether a failover has lost the record of a holder: see [tenure.CoordinatorConfig.FencePredecessor].
+func isUnknown(prev tenure.Holding) bool {
+	return prev.Holder == leaserecord.Unknown && prev.Term == ""
 }
 
 // fencePeers runs --fence for each of the --peers but this replica and one more.
