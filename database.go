@@ -3,6 +3,7 @@ package tenure
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"maps"
@@ -25,6 +26,9 @@ type Database interface {
 	// Migrate creates the tables that are missing. It may be called at every start, by many
 	// processes at once.
 	Migrate(ctx context.Context) error
+
+	// DB returns the database, for a program's own statements on either.
+	DB() *sql.DB
 
 	// Close ends the subscriptions and closes the connections.
 	Close() error

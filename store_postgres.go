@@ -3,6 +3,7 @@ package tenure
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -137,6 +138,9 @@ func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*Postgre
 // Pool returns the pool of the application's connections: the caller's, or the one that
 // [OpenPostgres] opened, which Close closes. Leases do not use it.
 func (s *PostgresStore) Pool() *pgxpool.Pool { return s.conns.Pool }
+
+// DB returns a database/sql handle whose connections are those of Pool. Close closes the handle.
+func (s *PostgresStore) DB() *sql.DB { return s.conns.DB() }
 
 // Backend returns the tables that package claims works on. It is for packages of this module.
 func (s *PostgresStore) Backend() objects.Backend { return s.table }

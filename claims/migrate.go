@@ -38,5 +38,5 @@ func backendOf(store tenure.Store) (objects.Backend, error) {
 			return b, nil
 		}
 	}
-	return nil, fmt.Errorf("%w: %T has no tables for claims", errors.ErrUnsupported, store)
+	return nil, fmt.Errorf("%w: %T has no tables for claims, and no method Unwrap() tenure.Store that returns a store with them", errors.ErrUnsupported, store)
 }

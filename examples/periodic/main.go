@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/sdk/metric"
@@ -39,7 +38,7 @@ func main() {
 }
 
 func run(ctx context.Context) error {
-	store, db, err := open(ctx, os.Getenv("DATABASE_URL"))
+	store, err := open(ctx, os.Getenv("DATABASE_URL"))
 	if err != nil {
 		return err
 	}
@@ -60,10 +59,10 @@ func run(ctx context.Context) error {
 		Reconcile: func(ctx context.Context) error {
 			// Only the holder does this, so two replicas never create the table at once.
 			const table = `CREATE TABLE IF NOT EXISTS sessions (id TEXT PRIMARY KEY, expires_at TIMESTAMP NOT NULL)`
-			if _, err := db.ExecContext(ctx, table); err != nil {
+			if _, err := store.DB().ExecContext(ctx, table); err != nil {
 				return err
 			}
-			return tenure.Every(time.Minute, func(ctx context.Context) error { return sweep(ctx, store, db) })(ctx)
+			return tenure.Every(time.Minute, func(ctx context.Context) error { return sweep(ctx, store) })(ctx)
 		},
 		Trace: trace,
 	})
@@ -103,27 +102,22 @@ func run(ctx context.Context) error {
 }
 
 // open does not connect to Postgres yet.
-func open(ctx context.Context, url string) (tenure.Database, *sql.DB, error) {
+func open(ctx context.Context, url string) (tenure.Database, error) {
 	if strings.HasPrefix(url, "postgres://") || strings.HasPrefix(url, "postgresql://") {
 		pool, err := pgxpool.New(ctx, url)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		store, err := tenure.NewPostgresStore(pool, tenure.PostgresConfig{})
-		return store, stdlib.OpenDBFromPool(pool), err
+		return tenure.NewPostgresStore(pool, tenure.PostgresConfig{})
 	}
-	store, err := tenure.Open(ctx, url) // the path of a SQLite file; anything else is an error
-	if err != nil {
-		return nil, nil, err
-	}
-	return store, store.(*tenure.SQLiteStore).DB(), nil
+	return tenure.Open(ctx, url) // the path of a SQLite file; anything else is an error
 }
 
 // sweep deletes the sessions that have expired. Its ctx ends when this replica no longer
 // holds the lease; if the replica finds out too late, the fence refuses the commit.
-func sweep(ctx context.Context, store tenure.Database, db *sql.DB) error {
+func sweep(ctx context.Context, store tenure.Database) error {
 	var deleted int64
-	err := tenure.FencedTx(ctx, store, nil, db, nil, func(tx *sql.Tx) error {
+	err := tenure.FencedTx(ctx, store, nil, store.DB(), nil, func(tx *sql.Tx) error {
 		result, err := tx.ExecContext(ctx, `DELETE FROM sessions WHERE expires_at < CURRENT_TIMESTAMP`)
 		if err != nil {
 			return err

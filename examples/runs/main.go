@@ -28,7 +28,6 @@ package main
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"flag"
 	"fmt"
@@ -40,8 +39,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/stdlib"
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
@@ -84,72 +81,16 @@ func main() {
 	}
 }
 
-// database is a store, and its database for the program's own SQL.
-type database struct {
-	store tenure.Database
-	sql   *sql.DB
-}
+// database has the runs.
+type database struct{ store tenure.Database }
 
 func withDatabase(ctx context.Context, url string, do func(database, context.Context) error) error {
-	db, done, err := open(ctx, url)
+	store, err := tenure.Open(ctx, url)
 	if err != nil {
 		return err
 	}
-	defer done()
-	return do(db, ctx)
-}
-
-func open(ctx context.Context, url string) (db database, done func(), err error) {
-	db.store, err = tenure.Open(ctx, url)
-	if err != nil {
-		return db, nil, err
-	}
-	done = func() { db.store.Close() }
-	switch store := db.store.(type) {
-	case *tenure.PostgresStore:
-		db.sql = stdlib.OpenDBFromPool(store.Pool())
-		done = func() { db.sql.Close(); store.Close() }
-	case *tenure.SQLiteStore:
-		db.sql = store.DB()
-	}
-	return db, done, nil
-}
-
-// sender sends a statement in a transaction of either database.
-type sender func(ctx context.Context, query string, args ...any) error
-
-func onPostgres(fn func(sender) error) func(pgx.Tx) error {
-	return func(tx pgx.Tx) error {
-		return fn(func(ctx context.Context, query string, args ...any) error {
-			_, err := tx.Exec(ctx, query, args...)
-			return err
-		})
-	}
-}
-
-func onSQLite(fn func(sender) error) func(*sql.Tx) error {
-	return func(tx *sql.Tx) error {
-		return fn(func(ctx context.Context, query string, args ...any) error {
-			_, err := tx.ExecContext(ctx, query, args...)
-			return err
-		})
-	}
-}
-
-// fenced commits what fn writes, unless the claim has ended.
-func (db database) fenced(ctx context.Context, c claims.Claim, fn func(sender) error) error {
-	if store, ok := db.store.(*tenure.PostgresStore); ok {
-		return store.Fenced(ctx, c, onPostgres(fn))
-	}
-	return db.store.(*tenure.SQLiteStore).Fenced(ctx, c, onSQLite(fn))
-}
-
-// finish ends a run, and commits what fn writes, unless the claim has ended.
-func (db database) finish(ctx context.Context, queue *claims.Queue, c claims.Claim, fn func(sender) error) error {
-	if _, ok := db.store.(*tenure.PostgresStore); ok {
-		return queue.FinishPostgres(ctx, []claims.Claim{c}, onPostgres(fn))
-	}
-	return queue.FinishSQLite(ctx, []claims.Claim{c}, onSQLite(fn))
+	defer store.Close()
+	return do(database{store}, ctx)
 }
 
 // migrate creates the tables. A real program leaves this to its migration tool.
@@ -167,10 +108,10 @@ func (db database) migrate(ctx context.Context) error {
 	if err := claims.Migrate(ctx, db.store); err != nil {
 		return err
 	}
-	if _, err := db.sql.ExecContext(ctx, `SELECT count(*) FROM events`); err == nil {
+	if _, err := db.store.DB().ExecContext(ctx, `SELECT count(*) FROM events`); err == nil {
 		return nil // it was migrated before
 	}
-	_, err = db.sql.ExecContext(ctx, `
+	_, err = db.store.DB().ExecContext(ctx, `
 		CREATE TABLE runs (id text PRIMARY KEY, status text NOT NULL DEFAULT 'running');
 		CREATE TABLE events (
 			run  text NOT NULL REFERENCES runs,
@@ -185,7 +126,7 @@ func (db database) migrate(ctx context.Context) error {
 // start adds runs.
 func (db database) start(ctx context.Context, ids []string) error {
 	for _, id := range ids {
-		if _, err := db.sql.ExecContext(ctx, `INSERT INTO runs (id) VALUES ($1)`, id); err != nil {
+		if _, err := db.store.DB().ExecContext(ctx, `INSERT INTO runs (id) VALUES ($1)`, id); err != nil {
 			return err
 		}
 	}
@@ -198,7 +139,7 @@ func (db database) start(ctx context.Context, ids []string) error {
 
 // show prints all journals.
 func (db database) show(ctx context.Context) error {
-	rows, err := db.sql.QueryContext(ctx, `SELECT run, seq, name, data FROM events ORDER BY run, seq`)
+	rows, err := db.store.DB().QueryContext(ctx, `SELECT run, seq, name, data FROM events ORDER BY run, seq`)
 	if err != nil {
 		return err
 	}
@@ -257,7 +198,7 @@ func (db database) drive(ctx context.Context, provider, run string) error {
 func (db database) attach(ctx context.Context, queue *claims.Queue, worker *claims.Worker, run string, work func(context.Context, claims.Claim) error) error {
 	for {
 		var status string
-		if err := db.sql.QueryRowContext(ctx, `SELECT status FROM runs WHERE id = $1`, run).Scan(&status); err != nil || status == "done" {
+		if err := db.store.DB().QueryRowContext(ctx, `SELECT status FROM runs WHERE id = $1`, run).Scan(&status); err != nil || status == "done" {
 			return err
 		}
 		if err := queue.RequestRelease(ctx, run); err != nil {

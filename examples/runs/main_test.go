@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 	"io"
 	"maps"
@@ -56,7 +55,7 @@ func TestMain(m *testing.M) {
 type scene struct {
 	*testing.T
 	url      string
-	db       *sql.DB
+	db       database
 	provider *provider
 	web      *httptest.Server
 }
@@ -68,12 +67,13 @@ func onEach(t *testing.T, test func(s *scene)) {
 }
 
 func newScene(t *testing.T, url string) *scene {
-	db, done, err := open(t.Context(), url)
+	store, err := tenure.Open(t.Context(), url)
 	require.NoError(t, err)
-	t.Cleanup(done)
+	t.Cleanup(func() { store.Close() })
+	db := database{store}
 	require.NoError(t, db.migrate(t.Context()))
 	require.NoError(t, db.migrate(t.Context()), "at each deployment")
-	s := &scene{T: t, url: url, db: db.sql, provider: newProvider()}
+	s := &scene{T: t, url: url, db: db, provider: newProvider()}
 	s.web = httptest.NewServer(s.provider)
 	t.Cleanup(s.web.Close)
 	for n := range steps {
@@ -141,7 +141,7 @@ func (s *scene) drivers(signal syscall.Signal) (drivers []*driver) {
 
 func (s *scene) count(query string) (n int) {
 	s.Helper()
-	require.NoError(s, s.db.QueryRow(query).Scan(&n))
+	require.NoError(s, s.db.store.DB().QueryRow(query).Scan(&n))
 	return n
 }
 
@@ -159,7 +159,7 @@ func (s *scene) wantJournals() {
 	s.Helper()
 	for n := range steps {
 		run := fmt.Sprint("order ", n+1)
-		j := &journal{database: database{sql: s.db}, claim: claims.Claim{Key: tenure.Key{ID: run}}}
+		j := &journal{database: s.db, claim: claims.Claim{Key: tenure.Key{ID: run}}}
 		require.NoError(s, j.read(s.Context()))
 		receipt, parcel := "/"+run+"/charge is done", "/"+run+"/ship is done"
 		require.Equal(s, []event{
@@ -237,7 +237,7 @@ func (s *scene) awaitWritable(d *driver) {
 	writable := func() bool {
 		ctx, cancel := context.WithTimeout(s.Context(), time.Second)
 		defer cancel()
-		_, err := s.db.ExecContext(ctx, `UPDATE runs SET status = status WHERE id = 'none'`)
+		_, err := s.db.store.DB().ExecContext(ctx, `UPDATE runs SET status = status WHERE id = 'none'`)
 		return err == nil
 	}
 	testkit.Await(s.T, "no paused driver has the file's write lock", func() bool {

@@ -2,8 +2,12 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 )
 
@@ -43,7 +47,7 @@ type event struct{ Name, Data string }
 
 // read reads what has happened so far. From now on only this driver adds to it.
 func (j *journal) read(ctx context.Context) error {
-	rows, err := j.sql.QueryContext(ctx, `SELECT name, data FROM events WHERE run = $1 ORDER BY seq`, j.claim.Key.ID)
+	rows, err := j.store.DB().QueryContext(ctx, `SELECT name, data FROM events WHERE run = $1 ORDER BY seq`, j.claim.Key.ID)
 	if err != nil {
 		return err
 	}
@@ -74,7 +78,10 @@ func (j *journal) add(ctx context.Context, name, data string) error {
 	step()
 	ctx, cancel := writeContext(ctx)
 	defer cancel()
-	err := j.fenced(ctx, j.claim, func(do sender) error { return j.insert(ctx, do, name, data) })
+	err := tenure.FencedTx(ctx, j.store, j.claim, j.store.DB(), nil, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, addEvent, j.row(name, data)...)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("add %q to the journal of %s: %w", name, j.claim, err)
 	}
@@ -82,8 +89,10 @@ func (j *journal) add(ctx context.Context, name, data string) error {
 	return nil
 }
 
-func (j *journal) insert(ctx context.Context, do sender, name, data string) error {
-	return do(ctx, `INSERT INTO events (run, seq, name, data) VALUES ($1, $2, $3, $4)`, j.claim.Key.ID, len(j.events)+1, name, data)
+const addEvent = `INSERT INTO events (run, seq, name, data) VALUES ($1, $2, $3, $4)`
+
+func (j *journal) row(name, data string) []any {
+	return []any{j.claim.Key.ID, len(j.events) + 1, name, data}
 }
 
 // call makes a call to the provider and returns its outcome, or returns the outcome that the
@@ -109,12 +118,23 @@ func (j *journal) call(ctx context.Context, name string) (outcome string, err er
 	return outcome, j.add(ctx, name+" done", outcome)
 }
 
-// finish writes the last event and ends the run in one transaction.
-func (j *journal) finish(ctx context.Context, result string) error {
+// finish writes the last event and ends the run in one transaction, unless the claim has ended.
+func (j *journal) finish(ctx context.Context, result string) (err error) {
 	step()
 	ctx, cancel := writeContext(ctx)
 	defer cancel()
-	err := j.database.finish(ctx, j.queue, j.claim, func(do sender) error { return j.insert(ctx, do, "finished", result) })
+	done, row := []claims.Claim{j.claim}, j.row("finished", result)
+	if _, ok := j.store.(*tenure.PostgresStore); ok {
+		err = j.queue.FinishPostgres(ctx, done, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, addEvent, row...)
+			return err
+		})
+	} else {
+		err = j.queue.FinishSQLite(ctx, done, func(tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, addEvent, row...)
+			return err
+		})
+	}
 	step()
 	return err
 }

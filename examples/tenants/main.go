@@ -9,7 +9,6 @@ package main
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"flag"
 	"log"
@@ -20,7 +19,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5/stdlib"
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
@@ -43,7 +41,7 @@ func main() {
 }
 
 func run(ctx context.Context, url, listen string) error {
-	store, db, err := openStore(ctx, url)
+	store, err := openStore(ctx, url)
 	if err != nil {
 		return err
 	}
@@ -52,7 +50,7 @@ func run(ctx context.Context, url, listen string) error {
 	if err != nil {
 		return err
 	}
-	r, address := &replica{store: store, db: db}, listener.Addr().String()
+	r, address := &replica{store}, listener.Addr().String()
 	session, err := claims.NewSession(store, claims.SessionConfig{
 		TTL:    ttl,
 		Labels: map[string]string{"address": address},
@@ -85,26 +83,19 @@ func run(ctx context.Context, url, listen string) error {
 }
 
 // openStore opens the store and creates the tables of tenure and of this program.
-func openStore(ctx context.Context, url string) (tenure.Database, *sql.DB, error) {
+func openStore(ctx context.Context, url string) (tenure.Database, error) {
 	store, err := tenure.Open(ctx, url)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	var db *sql.DB
-	switch s := store.(type) {
-	case *tenure.PostgresStore:
-		db = stdlib.OpenDBFromPool(s.Pool())
-	case *tenure.SQLiteStore:
-		db = s.DB()
+	if err := migrate(ctx, store); err != nil {
+		return nil, errors.Join(err, store.Close())
 	}
-	if err := migrate(ctx, store, db); err != nil {
-		return nil, nil, errors.Join(err, store.Close())
-	}
-	return store, db, nil
+	return store, nil
 }
 
 // migrate runs on one replica after another, because a lease protects it.
-func migrate(ctx context.Context, store tenure.Database, db *sql.DB) error {
+func migrate(ctx context.Context, store tenure.Database) error {
 	if err := store.Migrate(ctx); err != nil {
 		return err
 	}
@@ -116,7 +107,7 @@ func migrate(ctx context.Context, store tenure.Database, db *sql.DB) error {
 		return err
 	}
 	return tenure.Do(ctx, lease, func(ctx context.Context) error {
-		_, err := db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS counters (tenant TEXT PRIMARY KEY, n BIGINT NOT NULL)`)
+		_, err := store.DB().ExecContext(ctx, `CREATE TABLE IF NOT EXISTS counters (tenant TEXT PRIMARY KEY, n BIGINT NOT NULL)`)
 		return err
 	})
 }

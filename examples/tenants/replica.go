@@ -13,16 +13,13 @@ import (
 )
 
 // replica is this process.
-type replica struct {
-	store tenure.Database
-	db    *sql.DB
-}
+type replica struct{ store tenure.Database }
 
 // run is the life of a tenant's actor, which begins with a request for the tenant. Its memory is right as long as no
 // other replica runs the tenant, and its writes are refused once another does.
 func (r *replica) run(ctx context.Context, c claims.Claim, serve func(http.Handler) error) error {
 	a := &actor{r: r, claim: c}
-	err := r.db.QueryRowContext(ctx, `SELECT n FROM counters WHERE tenant = $1`, c.Key.ID).Scan(&a.n)
+	err := r.store.DB().QueryRowContext(ctx, `SELECT n FROM counters WHERE tenant = $1`, c.Key.ID).Scan(&a.n)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return err
 	}
@@ -54,7 +51,7 @@ func (a *actor) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 func (r *replica) save(ctx context.Context, c claims.Claim, n int64) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ttl)
 	defer cancel()
-	return tenure.FencedTx(ctx, r.store, c, r.db, nil, func(tx *sql.Tx) error {
+	return tenure.FencedTx(ctx, r.store, c, r.store.DB(), nil, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `INSERT INTO counters VALUES ($1, $2) ON CONFLICT (tenant) DO UPDATE SET n = excluded.n`, c.Key.ID, n)
 		return err
 	})

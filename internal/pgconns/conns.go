@@ -6,6 +6,7 @@ package pgconns
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"math"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/tenurelib/tenure/internal/objects"
 )
@@ -36,6 +38,7 @@ type Conns struct {
 	leases  *leases
 	claims  *leases     // separate connections of the same kind, so that no renewal waits for a claim
 	reached atomic.Bool // the database has answered at least once
+	db      func() *sql.DB
 
 	connected func(ctx context.Context, conn *pgx.Conn) error // see OnConnect
 }
@@ -67,7 +70,7 @@ func Open(ctx context.Context, config *pgxpool.Config) (*Conns, error) {
 // are dialed with dial and cut off by cutter.
 func newConns(pool *pgxpool.Pool, config *pgxpool.Config, forLeases int32, cutter *Cutter, dial pgconn.DialFunc) *Conns {
 	config.ConnConfig.DialFunc = cutter.Dial(dial)
-	c := &Conns{Pool: pool, config: config, cutter: cutter}
+	c := &Conns{Pool: pool, config: config, cutter: cutter, db: sync.OnceValue(func() *sql.DB { return stdlib.OpenDBFromPool(pool) })}
 	own := config.Copy()
 	c.checkNew(own)
 	c.leases, c.claims = newLeases(own.Copy(), forLeases), newLeases(own, ClaimConns)
@@ -133,7 +136,11 @@ func (c *Conns) Close(stop func()) {
 		all.Go(c.Pool.Close)
 	}
 	all.Wait()
+	_ = c.DB().Close()
 }
+
+// DB returns a database/sql handle on the application's pool, which Close closes.
+func (c *Conns) DB() *sql.DB { return c.db() }
 
 // Reached reports whether the database has ever answered.
 func (c *Conns) Reached() bool { return c.reached.Load() }
