@@ -109,7 +109,7 @@ var postgresChecks = []postgresCheck{
 	{"synchronous_standby", levelFault, func(f *serverFacts) bool { return f.Settings["synchronous_standby_names"] != "" && f.Standbys == 0 },
 		"synchronous_standby_names names a standby, and none is connected, so no commit returns", "start the standby, or change the setting"},
 	{"asynchronous_standby", levelNote, func(f *serverFacts) bool { return f.Async > 0 && f.Sync == 0 },
-		"the standbys are asynchronous: a failover loses the last commits. Leases and claims survive that, your own rows don't", "see docs/failover-setups.md"},
+		"the standbys are asynchronous: a failover loses the last commits. Leases and claims survive that, your own rows don't", "see docs/failovers.md"},
 	{"shared_storage", levelNote, func(f *serverFacts) bool { return slices.Contains(f.Signs, "aurora.") },
 		"Aurora loses nothing in a failover, but each start of a writer counts as one", "set PostgresConfig.Lossless, or run --lossless"},
 	{"autovacuum", levelWarning, set("autovacuum", "off"),
