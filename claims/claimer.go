@@ -108,6 +108,9 @@ func (c *claimer) take(ctx context.Context, l *ledger, ids []string, hinted bool
 	if len(missing) == 0 {
 		c.looked = time.Now()
 	}
+	k.s.mu.Lock()
+	unknown = k.unknown(l, unknown)
+	k.s.mu.Unlock()
 	more, err := k.reclaim(l, unknown)
 	if c.one && len(more) > 1 { // other callers wait for the ones that are not taken
 		l.term.busy.Go(func() { k.s.wake(keyOf(k.name)) })

@@ -91,7 +91,7 @@ func (k *kind) freeBatch(l *ledger, rows []objects.Claim, how objects.Freeing) (
 	return nil
 }
 
-// reclaim frees the unknown ones among rows that name the session, and returns the keys that are free
+// reclaim frees rows that name the session although it has no use for them, and returns the keys that are free
 // now. They get new tokens when they are taken, because the old ones may have been used. The caller has
 // the turn.
 func (k *kind) reclaim(l *ledger, rows []objects.Claim) (free []string, err error) {
@@ -100,7 +100,7 @@ func (k *kind) reclaim(l *ledger, rows []objects.Claim) (free []string, err erro
 	}
 	alike := make(map[objects.Freeing][]objects.Claim)
 	k.s.mu.Lock()
-	for _, r := range k.unknown(l, rows) {
+	for _, r := range rows {
 		k.doubt(l, k.s.cfg.TTL, k.s.cfg.TTL)               // in case it can't be freed now: it may be locked
 		how := objects.Freeing{Unused: r.Token > l.newest} // otherwise the claim may have been given to a caller
 		alike[how] = append(alike[how], r)

@@ -287,7 +287,11 @@ func (k *kind) endLost(ctx context.Context, l *ledger, claims map[string]int64, 
 func (k *kind) freeUndone(ctx context.Context, l *ledger, rows []objects.Claim) {
 	for tries := 0; ; tries++ {
 		k.s.mu.Lock()
-		rows = k.unknown(l, rows)
+		rows = slices.DeleteFunc(rows, func(r objects.Claim) bool {
+			// A func whose claim has ended, or a later claim's that the failover has lost, was told to return and may run on.
+			call := k.running[r.ID]
+			return l.owns(r) || call.isFor(r.Session, r.Token) && !call.kept || k.isKnownByAnotherName(r)
+		})
 		k.s.mu.Unlock()
 		if len(rows) == 0 {
 			return
@@ -297,7 +301,7 @@ func (k *kind) freeUndone(ctx context.Context, l *ledger, rows []objects.Claim) 
 		case <-ctx.Done():
 			return
 		}
-		ids, _ := k.reclaim(l, slices.Clone(rows)) // the next look at all rows finds what can't be freed in time
+		ids, _ := k.reclaim(l, rows) // the next look at all rows finds what can't be freed in time
 		<-k.turn
 		freed := setOf(ids)
 		rows = slices.DeleteFunc(rows, func(r objects.Claim) bool { return freed[r.ID] })

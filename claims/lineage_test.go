@@ -3,7 +3,6 @@ package claims_test
 import (
 	"context"
 	"slices"
-	"strconv"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -177,21 +176,41 @@ func TestAClaimThatAFailoverHasLostEndsBeforeAnotherCanHaveIt(t *testing.T) {
 	})
 }
 
-// The failover has lost the release of the first claim and the whole second one. A write under the first one, which lands
+// The failover has lost the end of the first claim and the whole second one. A write under the first one, which lands
 // late, would overtake what was written under the second.
 func TestOverAFailoverNoWriteUnderAClaimThatWasReleasedLands(t *testing.T) {
-	for _, same := range []bool{false, true} {
-		t.Run("the next claim is the same session's: "+strconv.FormatBool(same), func(t *testing.T) {
+	for name, next := range map[string]func(w *failoverWorld, a, b *member, first claims.Claim, runOn func(*member, claims.Claim)) (*member, claims.Claim){
+		"the next claim is another session's": func(w *failoverWorld, a, b *member, first claims.Claim, _ func(*member, claims.Claim)) (*member, claims.Claim) {
+			require.NoError(w, a.keys.Release(w.Context(), first))
+			return b, w.claim(b, "1")
+		},
+		"the next claim is the same session's, and its func runs on": func(w *failoverWorld, a, b *member, first claims.Claim, runOn func(*member, claims.Claim)) (*member, claims.Claim) {
+			require.NoError(w, a.keys.Release(w.Context(), first))
+			later := w.claim(a, "1")
+			runOn(a, later)
+			return a, later
+		},
+		"it is moved, and its func runs on": func(w *failoverWorld, a, b *member, first claims.Claim, runOn func(*member, claims.Claim)) (*member, claims.Claim) {
+			runOn(a, first)
+			moved, err := b.keys.Move(w.Context(), first)
+			require.NoError(w, err)
+			require.Len(w, moved, 1)
+			time.Sleep(time.Second) // its session is told
+			require.False(w, a.keys.Holds(first))
+			return b, moved[0]
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
 			eachFailover(t, func(w *failoverWorld) {
 				a, b := w.join(ttl, nil), w.join(ttl, nil)
 				released, other := w.claim(a, "1"), w.claim(a, "2")
 				before := w.backUp()
-				require.NoError(w, a.keys.Release(w.Context(), released))
-				next := b
-				if same {
-					next = a
-				}
-				later := w.claim(next, "1")
+				end := make(chan bool)
+				defer close(end)
+				next, later := next(w, a, b, released, func(m *member, c claims.Claim) {
+					go m.keys.Do(w.Context(), c, func(context.Context) error { <-end; return nil })
+					synctest.Wait()
+				})
 				w.failOver(before)
 				a.store.SetHook(testkit.Only("claims.free", testkit.Once(testkit.Refuse)))
 				landed := false
