@@ -29,7 +29,7 @@ type LeaseConfig struct {
 	TTL    time.Duration     // how long the lease counts as held after its last renewal; default 30s; from 10ms to a year
 	Margin time.Duration     // the holder's own trust ends this long before the TTL; default TTL/30
 	Labels map[string]string // shown to observers: an address, a build
-	Expiry ExpiryPolicy      // default StoreClock; in a Clockless store (see [Traits]) always Observed
+	Expiry ExpiryPolicy      // default ExpiryStoreClock; in a Clockless store (see [Traits]) always ExpiryObserved
 	Logger *slog.Logger      // default slog.Default()
 
 	// AssumeUniqueHolder lets this replica take over a lease that has not expired if the
@@ -80,7 +80,7 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 		problems.If(strings.HasPrefix(name, record.Reserved), "the label %q has the prefix %q, which is reserved", name, record.Reserved)
 	}
 	problems.If(cfg.AssumeUniqueHolder && unnamed, "AssumeUniqueHolder needs a Holder that only this process has, and Holder is empty")
-	problems.If(cfg.Expiry > Observed, "Expiry %d is neither StoreClock nor Observed", cfg.Expiry)
+	problems.If(cfg.Expiry > ExpiryObserved, "Expiry %d is neither ExpiryStoreClock nor ExpiryObserved", cfg.Expiry)
 	return cfg, problems.Err()
 }
 
@@ -88,18 +88,18 @@ func (cfg LeaseConfig) withDefaults() (LeaseConfig, error) {
 type ExpiryPolicy uint8
 
 const (
-	// StoreClock lets a standby steal when the record's age, by the store's clock, has
-	// reached its TTL, or when [Observed] would, whichever comes first. On a Clockless store
-	// it means Observed. That is as safe, because Observed is the stricter of the two. The clock
+	// ExpiryStoreClock lets a standby steal when the record's age, by the store's clock, has
+	// reached its TTL, or when [ExpiryObserved] would, whichever comes first. On a Clockless store
+	// it means ExpiryObserved. That is as safe, because ExpiryObserved is the stricter of the two. The clock
 	// of a SQLite store is that of its processes' host.
-	StoreClock ExpiryPolicy = iota
+	ExpiryStoreClock ExpiryPolicy = iota
 
-	// Observed lets a standby steal when the standby itself has seen the record unchanged for
+	// ExpiryObserved lets a standby steal when the standby itself has seen the record unchanged for
 	// the TTL, by its own monotonic clock. It is for databases whose clock may jump, or that
 	// have no clock. It makes a replica wait for a TTL after each start. A standby on a store
 	// that delivers changes sees each renewal without a read: see [ChangeSubscription]. On any
 	// other store it polls.
-	Observed
+	ExpiryObserved
 )
 
 // CoordinatorConfig configures a [Coordinator]. The zero value is ready to use.
@@ -119,7 +119,7 @@ type CoordinatorConfig struct {
 
 	// AcquireInterval is the longest time between a standby's attempts while it can't
 	// expect a release to wake it: if the store is not a [Watcher], if its watch is not live,
-	// after an error, and with [Observed] unless the watch is a [ChangeSubscription]. After an
+	// after an error, and with [ExpiryObserved] unless the watch is a [ChangeSubscription]. After an
 	// [ErrSetup] the time is longer. A replica whose term has ended stays away for one
 	// AcquireInterval, or for two if it resigned or its job ended. Default TTL/6, and at most
 	// 10s.

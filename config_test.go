@@ -338,11 +338,11 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		{"a margin that leaves nothing", newLease(tenure.LeaseConfig{TTL: time.Second, Margin: time.Second}), tenure.ErrInvalid,
 			"tenure: new lease: invalid argument: Margin 1s is not between 0 and the TTL of 1s"},
 		{"an unknown expiry", newLease(tenure.LeaseConfig{Expiry: 7}), tenure.ErrInvalid,
-			"tenure: new lease: invalid argument: Expiry 7 is neither StoreClock nor Observed"},
+			"tenure: new lease: invalid argument: Expiry 7 is neither ExpiryStoreClock nor ExpiryObserved"},
 		{"a unique holder without a name", newLease(tenure.LeaseConfig{AssumeUniqueHolder: true}), tenure.ErrInvalid,
 			"tenure: new lease: invalid argument: AssumeUniqueHolder needs a Holder that only this process has, and Holder is empty"},
 		{"all of these at once", newLease(tenure.LeaseConfig{Key: tenure.Key{Type: "x"}, TTL: 1, Holder: "\x00", Expiry: 2}), tenure.ErrInvalid,
-			"tenure: new lease: invalid argument: key \"x/\" has an empty id\ninvalid argument: holder \"\\x00\" is not UTF-8 text without NUL\ninvalid argument: TTL 1ns is below 1ms: did you mean 1*time.Second?\ninvalid argument: Expiry 2 is neither StoreClock nor Observed"},
+			"tenure: new lease: invalid argument: key \"x/\" has an empty id\ninvalid argument: holder \"\\x00\" is not UTF-8 text without NUL\ninvalid argument: TTL 1ns is below 1ms: did you mean 1*time.Second?\ninvalid argument: Expiry 2 is neither ExpiryStoreClock nor ExpiryObserved"},
 
 		{"a coordinator without a lease", testkit.ErrOf(tenure.NewCoordinator(nil, tenure.CoordinatorConfig{Watch: job})), tenure.ErrInvalid,
 			"tenure: new coordinator: invalid argument: lease is nil"},

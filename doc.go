@@ -42,7 +42,7 @@
 //     has reached the TTL in the record, which is the holder's; or when the standby itself has
 //     seen the record unchanged for that long, by its own monotonic clock, counted from the answer
 //     that first showed it. The second rule covers a record that was stamped by a wrong clock.
-//     [Observed] allows only the second. After a failover of the database, [Lineage] adds a wait.
+//     [ExpiryObserved] allows only the second. After a failover of the database, [Lineage] adds a wait.
 //   - Fencing: what refuses a write of a former term? The record's content and the database's
 //     locks, so no clock matters.
 //   - Tokens: the database generates them. Each is greater than all earlier ones, and none is
@@ -79,7 +79,7 @@
 //     frozen: nothing then shows that time has passed;
 //   - if two clocks' rates differ by more than Margin/TTL, or a suspended machine's wall
 //     clock is set back;
-//   - if the database's clock is set ahead: records look expired. With [Observed] they don't;
+//   - if the database's clock is set ahead: records look expired. With [ExpiryObserved] they don't;
 //   - if the record is deleted, or restored from a backup, or if the database loses committed
 //     writes without a failover that it knows of, as by a snapshot of its volume, while replicas run;
 //   - if a machine or process that holds the lease is copied, until either copy renews: the
@@ -119,7 +119,7 @@
 // at least once per TTL of its own. A release wakes all standbys, and a request wakes the
 // holder: on Postgres by a notification, for which each store listens on one connection; on SQLite
 // through the store, and in other processes because they watch the file. If no hint can be
-// expected, and with [Observed], a standby also looks once per AcquireInterval, unless the store
+// expected, and with [ExpiryObserved], a standby also looks once per AcquireInterval, unless the store
 // delivers every change: see [ChangeSubscription]. Hints may be lost: none decides anything by
 // itself, and a flood of spurious hints costs no more than polling. To spare the database a
 // thundering herd, a standby that came second at the last release, or whose last term failed,

@@ -653,7 +653,7 @@ func ExampleLease_Resume() {
 // Where no clock may decide who holds the lease, standbys go by what they observe.
 func ExampleExpiryPolicy() {
 	store := storetest.NewMem()
-	leaseConfig := tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}, TTL: 30 * time.Second, Expiry: tenure.Observed}
+	leaseConfig := tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}, TTL: 30 * time.Second, Expiry: tenure.ExpiryObserved}
 	config := tenure.CoordinatorConfig{RenewInterval: 10 * time.Second, Confirmations: 3}
 	lease, err := tenure.NewLease(store, leaseConfig)
 	if err != nil {

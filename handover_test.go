@@ -207,7 +207,7 @@ func TestAReplicaThatStaysAwayTakesWhatItIsOffered(t *testing.T) {
 
 // A request writes to the record, which makes it look younger.
 func TestARequestToAHolderThatHasVanishedDelaysNoTakeover(t *testing.T) {
-	for _, expiry := range []tenure.ExpiryPolicy{tenure.StoreClock, tenure.Observed} {
+	for _, expiry := range []tenure.ExpiryPolicy{tenure.ExpiryStoreClock, tenure.ExpiryObserved} {
 		inBubble(t, func(t *scene) {
 			gone := testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "gone"})
 			testkit.MustAcquire(t, gone)

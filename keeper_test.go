@@ -90,10 +90,10 @@ func TestATermDoesNotOutlastASuspendThatIsLongerThanItsTrust(t *testing.T) {
 	})
 }
 
-// With Observed no clock decides; a wall clock that is set may only end a term early.
+// With ExpiryObserved no clock decides; a wall clock that is set may only end a term early.
 func TestAWallClockThatIsSetShortensNoConfirmation(t *testing.T) {
 	inBubble(t, func(t *scene) {
-		lc := tenure.LeaseConfig{TTL: 30 * time.Second, Expiry: tenure.Observed, Holder: "dead", Logger: testkit.Quiet}
+		lc := tenure.LeaseConfig{TTL: 30 * time.Second, Expiry: tenure.ExpiryObserved, Holder: "dead", Logger: testkit.Quiet}
 		cc := tenure.CoordinatorConfig{RenewInterval: 10 * time.Second, Confirmations: 3}
 		testkit.MustAcquire(t, testkit.NewLease(t, t.store, lc))
 		m := t.onMachine()

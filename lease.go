@@ -54,7 +54,7 @@ func NewLease(store Store, cfg LeaseConfig) (*Lease, error) {
 		cfg.Name = ""
 	}
 	if traits.Clockless {
-		cfg.Expiry = Observed
+		cfg.Expiry = ExpiryObserved
 	}
 	return &Lease{store: store, traits: traits, cfg: cfg}, nil
 }
@@ -223,7 +223,7 @@ func (l *Lease) heldAfter(hints Subscription) *HeldError {
 func (l *Lease) heldError(r reading) *HeldError {
 	h := record.Holding{Term: r.holding.Term, TTL: r.holding.TTL, Age: r.holding.Age}
 	held := &HeldError{Holding: r.holding, settlesIn: r.settlesIn(l)}
-	held.canExpireIn, held.byAge = l.memory.LastSeen().CanExpireIn(r.stored, h, l.cfg.Expiry == Observed)
+	held.canExpireIn, held.byAge = l.memory.LastSeen().CanExpireIn(r.stored, h, l.cfg.Expiry == ExpiryObserved)
 	if held.settlesIn > held.canExpireIn { // a failover has to settle first, and an earlier look does not help
 		held.canExpireIn, held.byAge = held.settlesIn, true
 	}
@@ -332,12 +332,12 @@ func (l *Lease) absentSettlesIn(on Lineage) time.Duration {
 	if l.cfg.Key.Type == objects.SessionType { // its ID is new, so no process can have held it
 		return 0
 	}
-	return sighting.SettlesIn(objects.Lineage(on), "", l.cfg.TTL, l.cfg.Expiry == Observed)
+	return sighting.SettlesIn(objects.Lineage(on), "", l.cfg.TTL, l.cfg.Expiry == ExpiryObserved)
 }
 
 // settlesIn returns how long it is until a record that may be from an earlier lineage may be taken over.
 func (r reading) settlesIn(l *Lease) time.Duration {
-	return sighting.SettlesIn(objects.Lineage(r.on), r.stored.Mark(), max(l.cfg.TTL, r.holding.TTL), l.cfg.Expiry == Observed)
+	return sighting.SettlesIn(objects.Lineage(r.on), r.stored.Mark(), max(l.cfg.TTL, r.holding.TTL), l.cfg.Expiry == ExpiryObserved)
 }
 
 // isCurrent reports whether the record was written by a term that was valid in this lineage.

@@ -168,7 +168,7 @@ func TestObservedExpiryIgnoresTheStoresClock(t *testing.T) {
 		store.Now = func() time.Time { return time.Now().Add(ahead) }
 		holder := testkit.NewLease(t, store, tenure.LeaseConfig{})
 		term := testkit.MustAcquire(t, holder)
-		standby := testkit.NewLease(t, store, tenure.LeaseConfig{Expiry: tenure.Observed})
+		standby := testkit.NewLease(t, store, tenure.LeaseConfig{Expiry: tenure.ExpiryObserved})
 		for _, ahead = range []time.Duration{time.Hour, -time.Hour, 72 * time.Hour} {
 			for range 5 {
 				t.wantHeld(standby)
@@ -232,7 +232,7 @@ func TestARecordStandsStillFromTheAnswerThatFirstShowedIt(t *testing.T) {
 	inBubbles(t, func(t *scene) {
 		testkit.MustAcquire(t, testkit.NewLease(t, t.store, tenure.LeaseConfig{}))
 		store := storetest.Faulty(t.store, testkit.Slowly(10*time.Second))
-		standby := testkit.NewLease(t, store, tenure.LeaseConfig{Expiry: tenure.Observed})
+		standby := testkit.NewLease(t, store, tenure.LeaseConfig{Expiry: tenure.ExpiryObserved})
 		t.wantHeld(standby) // answered after 20 s: a create, and a read
 		store.SetHook(nil)
 		t.wantTakeoverAfter(30*time.Second, standby)
@@ -547,7 +547,7 @@ func TestWithObservedExpiryNoClockDecides(t *testing.T) {
 			}))
 		}
 		for _, name := range []string{"a", "b", "c"} {
-			watch(t.startWith(tenure.LeaseConfig{TTL: ttl, Expiry: tenure.Observed, Holder: name}, tenure.CoordinatorConfig{RenewInterval: interval}))
+			watch(t.startWith(tenure.LeaseConfig{TTL: ttl, Expiry: tenure.ExpiryObserved, Holder: name}, tenure.CoordinatorConfig{RenewInterval: interval}))
 		}
 		for range takeovers {
 			time.Sleep(ttl + acquireInterval + rand.N(10*time.Second))

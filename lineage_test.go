@@ -431,7 +431,7 @@ func TestAReleaseWhoseAnswerWasLostFreesNothingAfterAFailover(t *testing.T) {
 func TestWhereNothingCanBeLostNobodyWaitsWhateverTheExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := newPrimary()
-		_, err := testkit.NewLease(t, primary, tenure.LeaseConfig{Expiry: tenure.Observed}).TryAcquire(t.Context())
+		_, err := testkit.NewLease(t, primary, tenure.LeaseConfig{Expiry: tenure.ExpiryObserved}).TryAcquire(t.Context())
 		require.NoError(t, err)
 	})
 }

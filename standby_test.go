@@ -105,7 +105,7 @@ func TestAStandbyPollsWhereItCannotRelyOnHints(t *testing.T) {
 		},
 		"only what it has observed counts": func(t *scene, store *hinted) {
 			a := t.start("a")
-			t.startWith(tenure.LeaseConfig{Holder: "b", Expiry: tenure.Observed}, tenure.CoordinatorConfig{})
+			t.startWith(tenure.LeaseConfig{Holder: "b", Expiry: tenure.ExpiryObserved}, tenure.CoordinatorConfig{})
 			time.Sleep(time.Minute + 11*time.Second) // the last renewal was a second ago
 			a.store.SetHook(testkit.Hang)
 			time.Sleep(29 * time.Second)

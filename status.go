@@ -194,7 +194,7 @@ func (c *Coordinator) status() Status {
 // usually reads it again when it expires, which takes a moment.
 func (c *Coordinator) isStale(s *state) bool {
 	age := max(0, s.seen.Age)
-	if s.seen.Term == "" || c.lease.cfg.Expiry == Observed { // then the age does not count
+	if s.seen.Term == "" || c.lease.cfg.Expiry == ExpiryObserved { // then the age does not count
 		age = 0
 	}
 	return age+time.Since(s.seenAt) > s.seen.TTL+time.Second

@@ -168,12 +168,12 @@ func TestAStandbyKnowsWhenItsKnowledgeIsStale(t *testing.T) {
 	})
 }
 
-// Observed does not trust the clock by which a record's age is measured, so the age says
+// ExpiryObserved does not trust the clock by which a record's age is measured, so the age says
 // nothing.
 func TestARecordWhoseAgeDoesNotCountIsStaleATTLAfterItWasRead(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		t.start("a")
-		b := t.startWith(tenure.LeaseConfig{Holder: "b", Expiry: tenure.Observed}, tenure.CoordinatorConfig{})
+		b := t.startWith(tenure.LeaseConfig{Holder: "b", Expiry: tenure.ExpiryObserved}, tenure.CoordinatorConfig{})
 		time.Sleep(9 * time.Second) // b reads every 5 s
 		b.store.SetHook(testkit.Hang)
 		time.Sleep(24 * time.Second) // the record as b knows it was written 33 s ago, and read at most 29 s ago

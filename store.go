@@ -373,7 +373,7 @@ func Wake(ctx context.Context, store Store, key Key) error {
 type Traits struct {
 	// Clockless says that the ages of this store's objects mean nothing: they are 0, and CreatedAt
 	// and UpdatedAt may come from the clocks of the writing processes. Leases in such a store expire
-	// as with [Observed].
+	// as with [ExpiryObserved].
 	Clockless bool
 
 	// Nameless says that PutIf of an object with a name is [errors.ErrUnsupported]. Leases in such a

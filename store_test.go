@@ -135,7 +135,7 @@ func TestAStandbyPollsWhileChangesDoNotArrive(t *testing.T) {
 }
 
 func TestOnAStoreWithoutAClockOnlyObservedSilenceCounts(t *testing.T) {
-	for name, expiry := range map[string]tenure.ExpiryPolicy{"by default": tenure.StoreClock, "if it was chosen": tenure.Observed} {
+	for name, expiry := range map[string]tenure.ExpiryPolicy{"by default": tenure.ExpiryStoreClock, "if it was chosen": tenure.ExpiryObserved} {
 		t.Run(name, func(t *testing.T) {
 			inEventBubble(t, func(t *scene, store *storetest.EventMem) {
 				testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "dead"}))

@@ -832,12 +832,12 @@ func TestBadInputToClaims(t *testing.T) {
 	})
 }
 
-// Under Observed a process judges by what it has seen itself, however long that takes.
+// Under ExpiryObserved a process judges by what it has seen itself, however long that takes.
 func TestASessionWithALongerTTLIsRemovedUnderObserved(t *testing.T) {
 	inBubble(t, func(w *world) {
-		a := w.startWith("a", claims.SessionConfig{Expiry: tenure.Observed})
+		a := w.startWith("a", claims.SessionConfig{Expiry: tenure.ExpiryObserved})
 		a.claimOne("one")
-		b := w.startWith("b", claims.SessionConfig{Expiry: tenure.Observed, TTL: 2 * time.Second})
+		b := w.startWith("b", claims.SessionConfig{Expiry: tenure.ExpiryObserved, TTL: 2 * time.Second})
 		a.crash()
 		began := time.Now()
 		got, err := b.keys.Claim(w.Context(), "one")

@@ -92,7 +92,7 @@ func (s *settling) on(ctx context.Context) (context.Context, error) {
 }
 
 func (s *settling) in(on tenure.Lineage, ttl time.Duration) time.Duration {
-	return sighting.SettlesIn(objects.Lineage(on), "", ttl, s.expiry == tenure.Observed)
+	return sighting.SettlesIn(objects.Lineage(on), "", ttl, s.expiry == tenure.ExpiryObserved)
 }
 
 // list looks for the longest TTL of a session.

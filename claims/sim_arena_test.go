@@ -27,7 +27,7 @@ type arena struct {
 	t       *testing.T
 	rng     *rand.Rand // used only by the schedule's goroutine
 	line    *testkit.Timeline
-	clock   *testkit.StoreClock
+	clock   *testkit.ExpiryStoreClock
 	db      *memDB // its mutex guards the state of the judge and the hosts, too; never held across a wait
 	judge   *judge
 	hosts   []*host
@@ -89,7 +89,7 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 	}
 	a.keys = names(n)
 	if one(3) {
-		a.expiry = tenure.Observed
+		a.expiry = tenure.ExpiryObserved
 	}
 	if !one(3) {
 		a.latency = a.ttl / 6000 // at most this each way: 5 ms for a TTL of 30 s

@@ -144,7 +144,7 @@ func (j *judge) isRowFreed(job *memJob, s *session) {
 	from, sweeps := s.gone, 1
 	if s.stands() {
 		from, sweeps = s.renewed.Add(s.ttl), 2 // one removes it, at the latest
-		if j.a.expiry == tenure.Observed {
+		if j.a.expiry == tenure.ExpiryObserved {
 			from = from.Add(s.ttl)
 		}
 		if j.a.clockJumps {

@@ -126,7 +126,7 @@ func (s *session) who() string {
 // mayLookExpired reports whether the database's clock, which was set ahead, makes a session
 // look expired.
 func (j *judge) mayLookExpired(s *session) bool {
-	return j.a.expiry == tenure.StoreClock && (s.aged || j.a.clock.Shifted() > s.shift)
+	return j.a.expiry == tenure.ExpiryStoreClock && (s.aged || j.a.clock.Shifted() > s.shift)
 }
 
 // mayBeOutwaited reports whether others may not have waited for a session: the failover has

@@ -96,7 +96,7 @@ func (j *judge) isServed(w *waiting, id string) {
 			return
 		}
 		seen := j.a.db.marked
-		if j.a.expiry == tenure.Observed { // a process counts from when it has first seen the mark
+		if j.a.expiry == tenure.ExpiryObserved { // a process counts from when it has first seen the mark
 			seen = later(seen, since)
 		}
 		free = later(free, seen.Add(j.a.longestTTL()))
@@ -212,7 +212,7 @@ func (j *judge) removedInTime(s *session) {
 		return
 	}
 	bound := 20*time.Millisecond + 10*j.a.latency*time.Duration(1+len(j.a.hosts))
-	if j.a.expiry == tenure.Observed {
+	if j.a.expiry == tenure.ExpiryObserved {
 		bound += s.ttl
 	}
 	if took <= bound {

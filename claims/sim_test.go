@@ -60,7 +60,7 @@ import (
 //
 // What is excused: where the tables are restored to an earlier state, claims from before may be
 // valid beside later ones; where the database's clock is set ahead, sessions look expired,
-// unless Expiry is Observed; and a func may overlap with the next if it has not returned in
+// unless Expiry is ExpiryObserved; and a func may overlap with the next if it has not returned in
 // the time that it was given. The limits are those of package proof/sim: timers fire
 // while a process is paused, although nothing that they do is visible.
 //

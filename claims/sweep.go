@@ -311,7 +311,7 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 		w.seen[id] = seen
 	}
 	seen.round = w.round
-	in, _ := seen.CanExpireIn(o, h, s.cfg.Expiry == tenure.Observed)
+	in, _ := seen.CanExpireIn(o, h, s.cfg.Expiry == tenure.ExpiryObserved)
 	if h.Offered { // the session has ended on a request to hand over, but no session takes over another
 		in = 0
 	}
@@ -326,7 +326,7 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 		return
 	}
 	// A failover may have lost its renewals.
-	in = max(in, sighting.SettlesIn(objects.Lineage(on), o.Mark(), max(h.TTL, s.cfg.TTL), s.cfg.Expiry == tenure.Observed))
+	in = max(in, sighting.SettlesIn(objects.Lineage(on), o.Mark(), max(h.TTL, s.cfg.TTL), s.cfg.Expiry == tenure.ExpiryObserved))
 	if in > 0 {
 		// A few ms late, so that this does not come just before a renewal, and at random, so that
 		// processes do not all come at once. It counts from asked, so a slow answer makes no difference.

@@ -22,13 +22,13 @@ func TestAPlanThatChangesCountsFromThen(t *testing.T) {
 		down     time.Duration // then no replica runs
 		want     []float64     // slots of the new plan, in the two days after it was deployed
 	}{
-		"later":                            {schedule.RunLatest, at(1), at(2), 15 * time.Hour, 0, []float64{26, 50}},
-		"earlier":                          {schedule.RunLatest, at(3), at(2), 2*time.Hour + time.Minute, 0, []float64{26, 50}},
-		"denser, each":                     {schedule.RunEach, schedule.Interval(week, 0), schedule.Interval(day, 0), 30 * time.Hour, 0, []float64{48, 72}},
-		"denser, and back":                 {schedule.RunEach, at(1), schedule.Interval(12*time.Hour, time.Hour), 14 * time.Hour, 0, []float64{25, 37, 49, 61}},
-		"a slot of both, missed meanwhile": {schedule.RunLatest, at(1), schedule.Interval(12*time.Hour, time.Hour), 15 * time.Hour, 11 * time.Hour, []float64{25, 37, 49, 61, 73}},
-		"the same, missed meanwhile":       {schedule.RunEach, at(1), at(1), 15 * time.Hour, 35 * time.Hour, []float64{25, 49, 73, 97}},
-		"the same, skipped":                {schedule.Skip, at(1), at(1), 15 * time.Hour, 35 * time.Hour, []float64{73, 97}},
+		"later":                            {schedule.MissedRunLatest, at(1), at(2), 15 * time.Hour, 0, []float64{26, 50}},
+		"earlier":                          {schedule.MissedRunLatest, at(3), at(2), 2*time.Hour + time.Minute, 0, []float64{26, 50}},
+		"denser, each":                     {schedule.MissedRunEach, schedule.Interval(week, 0), schedule.Interval(day, 0), 30 * time.Hour, 0, []float64{48, 72}},
+		"denser, and back":                 {schedule.MissedRunEach, at(1), schedule.Interval(12*time.Hour, time.Hour), 14 * time.Hour, 0, []float64{25, 37, 49, 61}},
+		"a slot of both, missed meanwhile": {schedule.MissedRunLatest, at(1), schedule.Interval(12*time.Hour, time.Hour), 15 * time.Hour, 11 * time.Hour, []float64{25, 37, 49, 61, 73}},
+		"the same, missed meanwhile":       {schedule.MissedRunEach, at(1), at(1), 15 * time.Hour, 35 * time.Hour, []float64{25, 49, 73, 97}},
+		"the same, skipped":                {schedule.MissedSkip, at(1), at(1), 15 * time.Hour, 35 * time.Hour, []float64{73, 97}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

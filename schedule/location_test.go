@@ -73,7 +73,7 @@ func TestASlotIsAtTheSameTimeAllYearWhateverTheHostsTimeZones(t *testing.T) {
 		"the default": nil, "Europe/London": zone(t, "Europe/London"), "America/New_York": zone(t, "America/New_York"),
 		"Australia/Lord_Howe": zone(t, "Australia/Lord_Howe"), "Pacific/Auckland": zone(t, "Pacific/Auckland"), "Asia/Kolkata": zone(t, "Asia/Kolkata"),
 	} {
-		for _, missed := range []schedule.Missed{schedule.RunLatest, schedule.RunEach} {
+		for _, missed := range []schedule.Missed{schedule.MissedRunLatest, schedule.MissedRunEach} {
 			synctest.Test(t, func(t *testing.T) {
 				store, began := storetest.NewMem(), time.Now()
 				hosts := []on{{store, zone(t, "America/Los_Angeles")}, {store, zone(t, "Europe/Berlin")}, {store, time.FixedZone("", 3600)}}

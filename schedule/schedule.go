@@ -50,15 +50,15 @@ import (
 type Missed int
 
 const (
-	// RunLatest runs only the latest slot that is due, and regards earlier ones as done.
-	RunLatest Missed = iota
+	// MissedRunLatest runs only the latest slot that is due, and regards earlier ones as done.
+	MissedRunLatest Missed = iota
 
-	// RunEach runs all of them, one after another, the earliest first.
-	RunEach
+	// MissedRunEach runs all of them, one after another, the earliest first.
+	MissedRunEach
 
-	// Skip runs none of them, except one that was interrupted. A slot is missed if it came
+	// MissedSkip runs none of them, except one that was interrupted. A slot is missed if it came
 	// due before this term began, or while the slot before it was running.
-	Skip
+	MissedSkip
 )
 
 // Config configures a [Schedule].
@@ -81,7 +81,7 @@ type Config struct {
 	// nil.
 	Do func(ctx context.Context, slot Slot) error
 
-	Missed Missed        // default RunLatest
+	Missed Missed        // default MissedRunLatest
 	Retry  time.Duration // pause after Do has failed; default 1 minute
 	Logger *slog.Logger  // default slog.Default()
 }
@@ -103,7 +103,7 @@ func New(cfg Config) (*Schedule, error) {
 	problems.If(objects.IsNil(cfg.Store), "Store is nil")
 	problems.If(objects.IsNil(cfg.Plan), "Plan is nil")
 	problems.If(cfg.Do == nil, "Do is nil")
-	problems.If(cfg.Missed < RunLatest || cfg.Missed > Skip, "Missed is %d, which is none of the constants", cfg.Missed)
+	problems.If(cfg.Missed < MissedRunLatest || cfg.Missed > MissedSkip, "Missed is %d, which is none of the constants", cfg.Missed)
 	problems.Duration("Retry", cfg.Retry)
 	cfg.Location = cmp.Or(cfg.Location, time.UTC)
 	name := cfg.Location.String()
@@ -320,7 +320,7 @@ func (s *Schedule) follow(ctx context.Context, store tenure.Store, r record) (re
 	}
 	changed := !before.IsZero()
 	if err == nil && changed {
-		if overdue := !before.After(r.now); overdue && s.cfg.Missed != Skip && !r.Begun.After(r.Done) {
+		if overdue := !before.After(r.now); overdue && s.cfg.Missed != MissedSkip && !r.Begun.After(r.Done) {
 			var same time.Time
 			if same, err = plan.next(before.Add(-1)); same.Equal(before) {
 				r.Begun = before // so that it runs
@@ -363,9 +363,9 @@ func (s *Schedule) due(r record, idleSince time.Time) (due time.Time, wait time.
 	plan, after := located{s.cfg.Plan, location}, r.since()
 	interrupted := r.Begun.After(r.Done)
 	switch {
-	case interrupted && s.cfg.Missed != RunLatest:
+	case interrupted && s.cfg.Missed != MissedRunLatest:
 		return r.Begun.In(location), 0, nil
-	case s.cfg.Missed == RunLatest:
+	case s.cfg.Missed == MissedRunLatest:
 		due, err = plan.latest(after, r.now)
 		if interrupted && r.Begun.After(due) {
 			due = r.Begun
@@ -373,7 +373,7 @@ func (s *Schedule) due(r record, idleSince time.Time) (due time.Time, wait time.
 		if err != nil || !due.IsZero() {
 			return due.In(location), 0, err
 		}
-	case s.cfg.Missed == Skip && idleSince.After(after):
+	case s.cfg.Missed == MissedSkip && idleSince.After(after):
 		after = idleSince
 	}
 	slot, err := plan.next(after)

@@ -99,9 +99,9 @@ func TestASlotRunsOnceAlthoughTheLeaseChangesHands(t *testing.T) {
 
 func TestMissedDeterminesWhichMissedSlotsRun(t *testing.T) {
 	for missed, want := range map[schedule.Missed][]float64{
-		schedule.RunLatest: {9, 10, 11},
-		schedule.RunEach:   {3, 4, 5, 6, 7, 8, 9, 10, 11},
-		schedule.Skip:      {10, 11},
+		schedule.MissedRunLatest: {9, 10, 11},
+		schedule.MissedRunEach:   {3, 4, 5, 6, 7, 8, 9, 10, 11},
+		schedule.MissedSkip:      {10, 11},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			store, ran, began := storetest.NewMem(), &slots{}, time.Now()
@@ -120,7 +120,7 @@ func TestMissedDeterminesWhichMissedSlotsRun(t *testing.T) {
 }
 
 func TestASlotThatWasInterruptedOrFailedIsRunAgain(t *testing.T) {
-	for _, missed := range []schedule.Missed{schedule.RunLatest, schedule.RunEach, schedule.Skip} {
+	for _, missed := range []schedule.Missed{schedule.MissedRunLatest, schedule.MissedRunEach, schedule.MissedSkip} {
 		synctest.Test(t, func(t *testing.T) {
 			store, ran, began := storetest.NewMem(), &slots{}, time.Now()
 			ran.do = func(ctx context.Context, _ schedule.Slot) error {
@@ -189,9 +189,9 @@ func TestASlotWhoseMarkFailsIsMarkedLaterAndNotRunAgain(t *testing.T) {
 func TestAJobMayTakeLongerThanItsInterval(t *testing.T) {
 	testkit.Slow(t)
 	for missed, want := range map[schedule.Missed][]float64{
-		schedule.RunLatest: {1, 3, 6, 8},
-		schedule.RunEach:   {1, 2, 3, 4},
-		schedule.Skip:      {1, 4, 7},
+		schedule.MissedRunLatest: {1, 3, 6, 8},
+		schedule.MissedRunEach:   {1, 2, 3, 4},
+		schedule.MissedSkip:      {1, 4, 7},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			store, ran, began := storetest.NewMem(), &slots{}, time.Now()

@@ -113,7 +113,7 @@ func TestEachSlotOfAYearTakesEffectExactlyOnce(t *testing.T) {
 				}
 				return tx.Commit()
 			}
-			stop := holdFor(t, ttl, r.store(), schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: do, Missed: schedule.RunEach})
+			stop := holdFor(t, ttl, r.store(), schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: do, Missed: schedule.MissedRunEach})
 			for end := time.Now().Add(life); time.Now().Before(end) && !r.crashed.Load(); {
 				time.Sleep(time.Minute)
 			}
@@ -128,7 +128,7 @@ func TestEachSlotOfAYearTakesEffectExactlyOnce(t *testing.T) {
 		}
 		last := &replica{SQLiteStore: store}
 		// The remaining slots run immediately.
-		stop := holdFor(t, ttl, last.store(), schedule.Config{Plan: schedule.Interval(time.Hour, 0), Missed: schedule.RunEach, Do: func(ctx context.Context, slot schedule.Slot) error {
+		stop := holdFor(t, ttl, last.store(), schedule.Config{Plan: schedule.Interval(time.Hour, 0), Missed: schedule.MissedRunEach, Do: func(ctx context.Context, slot schedule.Slot) error {
 			_, err := db.Exec(`INSERT INTO done VALUES (?)`, slot.Time.Unix())
 			return err
 		}})

@@ -245,7 +245,7 @@ func (w *witness) releaseKey(ctx context.Context, store tenure.Store, n *naming,
 }
 
 func (w *witness) lease(store tenure.Store, key tenure.Key) (*tenure.Lease, error) {
-	return tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: "witness", Expiry: tenure.Observed, Logger: w.cfg.Logger})
+	return tenure.NewLease(store, tenure.LeaseConfig{Key: key, Holder: "witness", Expiry: tenure.ExpiryObserved, Logger: w.cfg.Logger})
 }
 
 // wake wakes those who wait for keys of a session, even if the time for releases is up.

@@ -108,7 +108,7 @@ func (d *diagnosis) judgeClock(samples []clockSample) {
 	const rate = 1 // percent; the default Margin allows 3 % between a holder and the store
 	if math.Abs(d.Clock.RatePercent) > rate+d.Clock.UncertainPercent {
 		d.add("clock_rate", fault(fmt.Sprintf("the server's clock runs %+.1f %% faster than this machine's; two may hold if it is more than Margin/TTL, 3 %% by default", d.Clock.RatePercent),
-			"correct it, or set Expiry: Observed and a larger Margin"))
+			"correct it, or set Expiry: ExpiryObserved and a larger Margin"))
 	}
 }
 

@@ -194,9 +194,9 @@ func (r *runner) awaitEarlierRun(ctx context.Context, store database) error {
 }
 
 func (r *runner) compete(ctx context.Context, store database) error {
-	expiry := tenure.StoreClock
+	expiry := tenure.ExpiryStoreClock
 	if r.opts.missed > 0 {
-		expiry = tenure.Observed
+		expiry = tenure.ExpiryObserved
 	}
 	labels := map[string]string(nil)
 	if r.opts.unique {

@@ -7,9 +7,9 @@ import (
 	"github.com/tenurelib/tenure/internal/clock"
 )
 
-// StoreClock is a database's clock. It runs at its own rate and can be set. Like
+// ExpiryStoreClock is a database's clock. It runs at its own rate and can be set. Like
 // [MachineClocks], it is safe for concurrent use.
-type StoreClock struct {
+type ExpiryStoreClock struct {
 	began time.Time
 	rate  float64
 
@@ -18,24 +18,26 @@ type StoreClock struct {
 }
 
 // NewStoreClock returns a clock that counts rate seconds per true second.
-func NewStoreClock(rate float64) *StoreClock { return &StoreClock{began: time.Now(), rate: rate} }
+func NewStoreClock(rate float64) *ExpiryStoreClock {
+	return &ExpiryStoreClock{began: time.Now(), rate: rate}
+}
 
 // Now returns what the clock says.
-func (c *StoreClock) Now() time.Time {
+func (c *ExpiryStoreClock) Now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.began.Add(Scale(time.Since(c.began), c.rate) + c.shift)
 }
 
 // Jump sets the clock ahead by d, or back if d is negative.
-func (c *StoreClock) Jump(d time.Duration) {
+func (c *ExpiryStoreClock) Jump(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.shift += d
 }
 
 // Shifted returns how far the clock has been set ahead in total.
-func (c *StoreClock) Shifted() time.Duration {
+func (c *ExpiryStoreClock) Shifted() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.shift

@@ -121,7 +121,7 @@ type client struct {
 func newClient(l *History, caller, pair int, store FencingStore) *client {
 	c := &client{recorder: recorder{Store: store, log: l, caller: caller, pair: pair}, store: store}
 	lease, err := tenure.NewLease(&c.recorder, tenure.LeaseConfig{
-		Key: tenure.Key{Type: "lease", ID: fmt.Sprint(pair)}, Holder: fmt.Sprint("caller-", caller), TTL: ttl, Expiry: tenure.Observed,
+		Key: tenure.Key{Type: "lease", ID: fmt.Sprint(pair)}, Holder: fmt.Sprint("caller-", caller), TTL: ttl, Expiry: tenure.ExpiryObserved,
 		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

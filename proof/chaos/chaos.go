@@ -49,7 +49,7 @@ func run(ctx context.Context, out io.Writer, o options) (err error) {
 	replicated := func(ctx context.Context) (database, error) { return newFailovers(ctx) }
 	phases := []*phase{
 		{name: "postgres", open: moving, share: 7, ttl: ttl},
-		{name: "postgres, observed", open: moving, share: 7, ttl: ttl, expiry: tenure.Observed},
+		{name: "postgres, observed", open: moving, share: 7, ttl: ttl, expiry: tenure.ExpiryObserved},
 		{name: "postgres, steady clock", open: steady, share: 6, ttl: ttl},
 		{name: "sqlite", open: lite, share: 6, ttl: ttl},
 		{name: "postgres, claims", open: moving, share: 7, ttl: ttl, task: claimKeys, keys: 100_000},
@@ -60,8 +60,8 @@ func run(ctx context.Context, out io.Writer, o options) (err error) {
 		{name: "postgres, requests", open: steady, share: 7, ttl: ttl, task: getRequests},
 		{name: "postgres, witness", open: steady, share: 6, ttl: 3 * ttl, task: useWitness},
 		{name: "sqlite, requests", open: lite, share: 6, ttl: ttl, task: getRequests},
-		{name: "nats", open: nats, share: 8, ttl: ttl, expiry: tenure.Observed},
-		{name: "etcd", open: etcd, share: 8, ttl: ttl, expiry: tenure.Observed},
+		{name: "nats", open: nats, share: 8, ttl: ttl, expiry: tenure.ExpiryObserved},
+		{name: "etcd", open: etcd, share: 8, ttl: ttl, expiry: tenure.ExpiryObserved},
 		{name: "failovers", open: replicated, share: 7, ttl: failoverTTL, task: createOnly},
 	}
 	var results []*result

@@ -103,7 +103,7 @@ const rounding = 10 * time.Millisecond
 func newBehaviour(p *phase, a *audit, key string, first recordWrite) *behaviour {
 	b := &behaviour{p: p, key: key, first: first, told: map[string][]event{}, doubted: map[string]bool{}, minds: map[string]*lease.Process{},
 		numbers: map[string]int32{}, holders: map[int32]string{}, tokens: map[int32]int64{}}
-	b.rules.Observed = p.expiry == tenure.Observed
+	b.rules.Observed = p.expiry == tenure.ExpiryObserved
 	for _, e := range p.record.sorted() {
 		of := e.Note
 		switch e.Kind {

@@ -126,7 +126,7 @@ func TestAHistoryThatIsNoBehaviourOfTheRulesIsRefused(t *testing.T) {
 		"a steal 100 ms too early":                 {earlier(stealC, 100*ms), "L2"},
 		"a steal at once":                          {earlier(stealC, 1300*ms), "L2"},
 		"a steal that the database's clock allows": {all(sooner, aged), ""},
-		"... but not where that does not count":    {all(sooner, aged, func(h *history) { h.expiry = tenure.Observed }), "L2"},
+		"... but not where that does not count":    {all(sooner, aged, func(h *history) { h.expiry = tenure.ExpiryObserved }), "L2"},
 		"a steal after the clock was moved":        {all(sooner, moved), ""},
 		"a steal after the file was removed":       {all(sooner, func(h *history) { h.until = 3000 * ms }), ""},
 		"an offer that another replica takes":      {rewrite(offer, func(_ *entry, w *recordWrite) { w.Payload = strings.Replace(w.Payload, "-b", "-c", 1) }), "L2"},

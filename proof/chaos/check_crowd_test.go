@@ -20,16 +20,16 @@ func TestOverlappingTermsOfOneLeaseAreFound(t *testing.T) {
 		expiry tenure.ExpiryPolicy
 		want   int
 	}{
-		"in turn":              {[]event{term("a", "x", 1*s, 2*s), term("b", "x", 2*s, 3*s)}, nil, tenure.StoreClock, 0},
-		"of two leases":        {[]event{term("a", "x", 1*s, 3*s), term("b", "y", 2*s, 3*s)}, nil, tenure.StoreClock, 0},
-		"at the same time":     {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, nil, tenure.StoreClock, 1},
-		"one within another":   {[]event{term("a", "x", 1*s, 9*s), term("b", "x", 2*s, 3*s), term("c", "x", 4*s, 5*s)}, nil, tenure.StoreClock, 2},
-		"the clock was moved":  {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{moved}, tenure.StoreClock, 0},
-		"it moved slowly":      {[]event{term("a", "x", 2*s, 4*s), term("b", "x", 3*s, 4*s)}, []*fault{slowly}, tenure.StoreClock, 0},
-		"with Observed expiry": {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{moved}, tenure.Observed, 1},
-		"the file was removed": {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{{kind: fileRemoved, from: 1 * s, to: 2 * s}}, tenure.StoreClock, 0},
-		"removed later":        {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{{kind: fileRemoved, from: 5 * s, to: 6 * s}}, tenure.StoreClock, 1},
-		"moved before both":    {[]event{term("a", "x", 2*s, 4*s), term("b", "x", 3*s, 4*s)}, []*fault{moved}, tenure.StoreClock, 1},
+		"in turn":                    {[]event{term("a", "x", 1*s, 2*s), term("b", "x", 2*s, 3*s)}, nil, tenure.ExpiryStoreClock, 0},
+		"of two leases":              {[]event{term("a", "x", 1*s, 3*s), term("b", "y", 2*s, 3*s)}, nil, tenure.ExpiryStoreClock, 0},
+		"at the same time":           {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, nil, tenure.ExpiryStoreClock, 1},
+		"one within another":         {[]event{term("a", "x", 1*s, 9*s), term("b", "x", 2*s, 3*s), term("c", "x", 4*s, 5*s)}, nil, tenure.ExpiryStoreClock, 2},
+		"the clock was moved":        {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{moved}, tenure.ExpiryStoreClock, 0},
+		"it moved slowly":            {[]event{term("a", "x", 2*s, 4*s), term("b", "x", 3*s, 4*s)}, []*fault{slowly}, tenure.ExpiryStoreClock, 0},
+		"with ExpiryObserved expiry": {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{moved}, tenure.ExpiryObserved, 1},
+		"the file was removed":       {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{{kind: fileRemoved, from: 1 * s, to: 2 * s}}, tenure.ExpiryStoreClock, 0},
+		"removed later":              {[]event{term("a", "x", 1*s, 3*s), term("b", "x", 2*s, 4*s)}, []*fault{{kind: fileRemoved, from: 5 * s, to: 6 * s}}, tenure.ExpiryStoreClock, 1},
+		"moved before both":          {[]event{term("a", "x", 2*s, 4*s), term("b", "x", 3*s, 4*s)}, []*fault{moved}, tenure.ExpiryStoreClock, 1},
 	} {
 		r := &result{}
 		r.checkHeld(&phase{ttl: ttl, expiry: test.expiry, record: &record{events: test.events, faults: test.faults}})

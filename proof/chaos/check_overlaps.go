@@ -104,7 +104,7 @@ func removalExcuses(f *fault, o span, ttl time.Duration) bool {
 // that jumps ahead, when it is set wrong or set right again, makes the record expire. The
 // holder, whose term began earlier, notices at its next renewal.
 func (p *phase) clockExcuses(f *fault, earlier time.Duration, o span, ttl time.Duration) bool {
-	if f.kind != clockMoved || p.expiry != tenure.StoreClock {
+	if f.kind != clockMoved || p.expiry != tenure.ExpiryStoreClock {
 		return false
 	}
 	return slices.ContainsFunc([]span{{from: f.from, to: f.begun}, {from: f.ending, to: f.to}}, func(moved span) bool {

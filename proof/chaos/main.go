@@ -58,7 +58,7 @@
 // token may go back, and no fenced write of a term from before may succeed. The ledger of these
 // two is what the servers keep of all writes, in the order of the commits. The stream differs from the one
 // that Migrate creates in that it keeps all messages of a subject. Leases there expire as if
-// Observed was set.
+// ExpiryObserved was set.
 //
 // In the last phase a primary of Postgres and two standbys fail over, again and again. The standbys are cut off, the primary
 // crashes or hangs, and a standby is promoted that lacks what was acknowledged meanwhile; the
@@ -79,7 +79,7 @@
 //
 // Jobs may overlap in the cases that the README names: while a process is paused, until it
 // has been resumed and its job has returned; if the database's clock is moved, except with
-// the expiry policy Observed; and if SQLite's file is removed. The command counts these
+// the expiry policy ExpiryObserved; and if SQLite's file is removed. The command counts these
 // overlaps. Replicas also report when they did not run for 100 ms although they were not
 // paused, because the machine may be that busy.
 //

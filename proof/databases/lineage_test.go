@@ -152,7 +152,7 @@ func TestWhereTheTimelineCannotBeSeenANewTableIsWaitedFor(t *testing.T) {
 	testkit.ExecPostgres(t, admin, `CREATE ROLE worker LOGIN; GRANT CREATE ON SCHEMA public TO worker; REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC`)
 	sees := testkit.OpenPostgres(t, strings.Replace(server.URL(), "postgres@", "worker@", 1), tenure.PostgresConfig{Table: "timeline"})
 	testkit.Migrate(t, sees)
-	testkit.MustAcquire(t, testkit.NewLease(t, sees, tenure.LeaseConfig{Expiry: tenure.Observed}))
+	testkit.MustAcquire(t, testkit.NewLease(t, sees, tenure.LeaseConfig{Expiry: tenure.ExpiryObserved}))
 
 	testkit.ExecPostgres(t, admin, `SET allow_system_table_mods = on; ALTER FUNCTION pg_catalog.pg_current_wal_insert_lsn() RENAME TO was;
 		CREATE FUNCTION pg_catalog.pg_current_wal_insert_lsn() RETURNS pg_lsn LANGUAGE plpgsql AS $$ BEGIN

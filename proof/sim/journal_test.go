@@ -16,7 +16,7 @@ import (
 type journal struct {
 	w     *world
 	mem   atomic.Pointer[storetest.Mem] // replaced when the table is restored
-	clock *testkit.StoreClock
+	clock *testkit.ExpiryStoreClock
 	hub   *wake.Hub[tenure.Key]
 
 	hintsLost bool          // guarded by the world's lock

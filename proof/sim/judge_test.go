@@ -27,7 +27,7 @@ import (
 //   - the database's clock was set forward since its last renewal, and the
 //     takeover may have gone by that clock ("clock"): exclusion is promised for clocks
 //     whose rates differ by less than Margin/TTL. This is no excuse if Expiry is
-//     Observed, or for another program's record.
+//     ExpiryObserved, or for another program's record.
 //
 // An overlap of jobs is also excused if
 //
@@ -202,7 +202,7 @@ func isOffer(obj tenure.Object) bool {
 }
 
 func (j *judge) takenOver(old, begun *term, clockSet bool) {
-	if clockSet && j.w.expiry == tenure.StoreClock && begun.life != nil && old.life != nil && old.excuse == "" {
+	if clockSet && j.w.expiry == tenure.ExpiryStoreClock && begun.life != nil && old.life != nil && old.excuse == "" {
 		old.excuse = "clock"
 	}
 	testkit.Count(&j.judged, "takeovers")

@@ -106,7 +106,7 @@ func (j *judge) somebodyHolds() {
 			bound += 2 * l.ttl()
 		}
 		due := from.Add(bound)
-		if j.w.wakes && j.w.expiry == tenure.StoreClock { // otherwise it polls, or is told of every change
+		if j.w.wakes && j.w.expiry == tenure.ExpiryStoreClock { // otherwise it polls, or is told of every change
 			due = later(due, l.mustLook.Add(l.ttl()/50))
 		}
 		if now.After(due) {

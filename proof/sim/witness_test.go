@@ -30,7 +30,7 @@ func (l *life) bury() {
 		}
 		return f.Carry(ctx, dice, &r.w.running, do)
 	})
-	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: leaseKey, TTL: r.ttl, Expiry: tenure.Observed, Logger: testkit.Quiet})
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: leaseKey, TTL: r.ttl, Expiry: tenure.ExpiryObserved, Logger: testkit.Quiet})
 	if err != nil {
 		panic(err)
 	}

@@ -88,7 +88,7 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 	}
 	w.slow, w.restores, w.pollsOften, w.setsWalls = one(4), one(5), one(8), one(3)
 	if one(3) {
-		w.expiry = tenure.Observed
+		w.expiry = tenure.ExpiryObserved
 	}
 	if one(3) {
 		w.confirmations = 1 + rng.IntN(3)
@@ -97,7 +97,7 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 		w.latency = w.ttl / 3000 // at most this each way: 10 ms for a TTL of 30 s
 	}
 	if w.wakes && !w.rates && testkit.RNG(seed, 200).IntN(3) == 0 {
-		w.tellsChanges, w.expiry = true, tenure.Observed
+		w.tellsChanges, w.expiry = true, tenure.ExpiryObserved
 	}
 	w.blocks = testkit.RNG(seed, 201).IntN(2) == 0
 	w.outranks = testkit.RNG(seed, 202).IntN(3) == 0

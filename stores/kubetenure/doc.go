@@ -8,7 +8,7 @@
 // Everything else works as on any other store of package tenure. An object's version, and therefore
 // a fencing token, is the resourceVersion of its Lease. Standbys are woken by a watch, and read
 // nothing while the holder renews. The store reads no clock of Kubernetes: a standby takes over once
-// it has seen no change for the TTL, as described at [tenure.Observed]. The store has no unique
+// it has seen no change for the TTL, as described at [tenure.ExpiryObserved]. The store has no unique
 // names (see [tenure.Nameless]) and does not fence writes; the module's README describes a policy
 // of the API server that does.
 //

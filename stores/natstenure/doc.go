@@ -8,5 +8,5 @@
 // Everything else is as on any store of package tenure. An object's version, and with it a fencing token, is the
 // sequence of its last message. Every change is an event that wakes the standbys, so they read nothing while the
 // holder renews. The store has no clock: a standby takes over when it has itself seen no change for the TTL, see
-// [tenure.Observed].
+// [tenure.ExpiryObserved].
 package natstenure
