@@ -59,6 +59,9 @@ func (p located) next(after time.Time) (time.Time, error) {
 	if !slot.IsZero() && !slot.After(after) {
 		return time.Time{}, fmt.Errorf("schedule: the plan's Next(%v) is %v, which is not later", after.In(p.location), slot)
 	}
+	if slot.UTC().Year() > 9998 { // JSON has four digits for it, in any zone
+		return time.Time{}, fmt.Errorf("schedule: the plan's Next(%v) is in the year %d: return the zero time if no slot follows", after.In(p.location), slot.Year())
+	}
 	return slot, nil
 }
 

@@ -63,7 +63,8 @@ const (
 
 // Config configures a [Schedule].
 type Config struct {
-	// Store keeps the last finished slot, under Key. It must be the lease's store.
+	// Store keeps the last finished slot, under Key. It must be the lease's store, and its clock says when a slot is due: see
+	// [tenure.Traits.Clockless].
 	Store tenure.Store
 	Key   tenure.Key
 
@@ -100,7 +101,9 @@ var hostLocation = time.Local
 func New(cfg Config) (*Schedule, error) {
 	var problems objects.Problems
 	problems.Add(cfg.Key.Validate())
-	problems.If(objects.IsNil(cfg.Store), "Store is nil")
+	if problems.If(objects.IsNil(cfg.Store), "Store is nil"); !objects.IsNil(cfg.Store) {
+		problems.If(cfg.Store.Traits().Clockless, "Store has no clock to say when a slot is due: keep schedules in a database")
+	}
 	problems.If(objects.IsNil(cfg.Plan), "Plan is nil")
 	problems.If(cfg.Do == nil, "Do is nil")
 	problems.If(cfg.Missed < MissedRunLatest || cfg.Missed > MissedSkip, "Missed is %d, which is none of the constants", cfg.Missed)
@@ -206,7 +209,7 @@ func (s *Schedule) Run(ctx context.Context) error {
 		defer cancel()
 		r, err := s.read(ctx, store)
 		if err == nil {
-			_, err = s.restore(ctx, store, r, last)
+			_, err = s.restore(ctx, store, r, tenure.Lineage{}, &last)
 		}
 		if err != nil {
 			s.cfg.Logger.Error("failed to mark a slot as done; it will be run again", "slot", last.Done, "error", logtext.OneLine(err))
@@ -227,9 +230,10 @@ type marked struct {
 }
 
 // restore marks a slot as done again if the mark has failed, or if a failover has lost it. Any other change of the
-// state was intended.
-func (s *Schedule) restore(ctx context.Context, store tenure.Store, r record, last marked) (record, error) {
+// state was intended. r was read after on.
+func (s *Schedule) restore(ctx context.Context, store tenure.Store, r record, on tenure.Lineage, last *marked) (record, error) {
 	if !last.Done.After(r.Done) {
+		last.lineage = on.Mark // a failover before has not lost it
 		return r, nil
 	}
 	if last.failed != 0 && r.version == last.failed {
@@ -249,9 +253,15 @@ func (s *Schedule) restore(ctx context.Context, store tenure.Store, r record, la
 
 // step runs the slot that is due, if any, and returns how long to wait before the next step.
 func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time.Time, last *marked) (pause time.Duration, err error) {
+	var on tenure.Lineage
+	if !last.Done.IsZero() {
+		if on, err = s.cfg.Store.Lineage(ctx); err != nil {
+			return 0, err
+		}
+	}
 	r, err := s.read(ctx, store)
-	if err == nil || errors.Is(err, tenure.ErrNotFound) && !last.Done.IsZero() {
-		r, err = s.restore(ctx, store, r, *last)
+	if (err == nil || errors.Is(err, tenure.ErrNotFound)) && !last.Done.IsZero() {
+		r, err = s.restore(ctx, store, r, on, last)
 	}
 	if errors.Is(err, tenure.ErrNotFound) || err == nil && r.Location == "" { // before a slot runs, because another replica could place it at another time
 		r.Location = s.cfg.Location.String()
@@ -263,7 +273,7 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 	if r, err = s.follow(ctx, store, r); err != nil {
 		return 0, err
 	}
-	if idleSince.IsZero() {
+	if idleSince.IsZero() || idleSince.After(r.now) { // the clock was ahead, and was set right
 		*idleSince = r.now
 	}
 	due, wait, err := s.due(r, *idleSince)
@@ -273,8 +283,7 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 	case due.IsZero():
 		return wait, nil
 	}
-	on, err := s.cfg.Store.Lineage(ctx)
-	if err != nil {
+	if on, err = s.cfg.Store.Lineage(ctx); err != nil {
 		return 0, err
 	}
 	if !r.Begun.Equal(due) {

@@ -561,3 +561,74 @@ func TestASlotThatIsMarkedAgainKeepsItsLocation(t *testing.T) {
 		require.JSONEq(t, string(before.Payload), string(after.Payload))
 	})
 }
+
+// The clock is a day ahead while the term begins, and is set right a minute later.
+func TestSlotsAreNotSkippedBecauseTheClockWasAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ahead atomic.Int64
+		store, ran, began := storetest.NewMem(), &slots{}, time.Now()
+		store.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
+		cfg := schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do, Missed: schedule.MissedSkip}
+		stop := hold(t, store, cfg)
+		time.Sleep(150 * time.Minute)
+		stop()
+		ahead.Store(int64(24 * time.Hour))
+		hold(t, store, cfg)
+		time.Sleep(time.Minute)
+		ahead.Store(0)
+		time.Sleep(3 * time.Hour)
+		require.Equal(t, []float64{1, 2, 3, 4, 5}, ran.take(began))
+	})
+}
+
+// The primary's clock was a day ahead when a slot was done. The failover loses nothing.
+func TestADeletionOfTheStateAfterAFailoverIsNotUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ahead atomic.Int64
+		now := func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
+		mem, ran, began := storetest.NewMem(), &slots{}, time.Now()
+		mem.Now, mem.Lineages = now, true
+		store := moving{testkit.NewMovable(mem)}
+		ahead.Store(int64(24 * time.Hour))
+		hold(t, store, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do})
+		time.Sleep(90 * time.Minute)
+		require.Equal(t, []float64{25}, ran.take(began))
+		next := mem.Fork()
+		next.Now = now
+		ahead.Store(0)
+		store.Store(next)
+		time.Sleep(time.Hour)
+		require.Empty(t, ran.take(began))
+		obj, err := next.Get(t.Context(), key)
+		require.NoError(t, err)
+		require.NoError(t, next.DeleteIf(t.Context(), key, tenure.IfVersion(obj.Version)))
+		time.Sleep(time.Hour)
+		require.Equal(t, []float64{3}, ran.take(began))
+	})
+}
+
+// far is a plan with one slot, and another that JSON can't keep.
+type far struct{ once time.Time }
+
+func (f far) Next(after time.Time) time.Time {
+	if after.Before(f.once) {
+		return f.once
+	}
+	return time.Unix(1<<40, 0)
+}
+
+func TestAPlanThatNamesAYearWithFiveDigitsRunsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, ran, began, log := storetest.NewMem(), &slots{}, time.Now(), &testkit.SyncBuffer{}
+		holdLogging(t, slog.New(slog.NewTextHandler(log, nil)), 15*time.Second, store, schedule.Config{Plan: far{began.Add(time.Hour)}, Do: ran.Do})
+		time.Sleep(3 * time.Hour)
+		require.Empty(t, ran.take(began))
+		require.Contains(t, log.String(), "return the zero time if no slot follows")
+	})
+}
+
+func TestAScheduleNeedsAStoreWithAClock(t *testing.T) {
+	_, err := schedule.New(schedule.Config{Store: storetest.NewEventMem(), Key: key, Plan: schedule.Interval(time.Hour, 0), Do: new(slots).Do})
+	require.ErrorIs(t, err, tenure.ErrInvalid)
+	require.ErrorContains(t, err, "Store has no clock")
+}

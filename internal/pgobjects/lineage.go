@@ -39,7 +39,7 @@ type lineageMark struct {
 type lineages struct {
 	seen    atomic.Pointer[seenLineage] // nil: look again
 	looking chan struct{}               // of size 1: one call looks, and the others use what it finds
-	told    atomic.Pointer[string]      // the lineage that was last logged; nil: this process has never looked
+	told    atomic.Pointer[lineageMark] // the lineage that was last logged; nil: this process has never looked
 	left    string                      // the start of the old primary that was last logged; guarded by looking
 	last    *seenLineage                // guarded by looking
 }
@@ -171,7 +171,7 @@ func (t *Table) leaveOldPrimary(look *lineageLook) {
 		return
 	}
 	t.lineages.left = look.server
-	t.cfg.Logger.Error("an old primary still answers", "from", *t.lineages.told.Load(), "to", look.lineage, "seen_first", look.age.Round(time.Millisecond))
+	t.cfg.Logger.Error("an old primary still answers", "from", t.lineages.told.Load().Lineage, "to", look.lineage, "seen_first", look.age.Round(time.Millisecond))
 }
 
 func (l *lineageLook) is() objects.Lineage {
@@ -273,14 +273,14 @@ func (t *Table) markNew(ctx context.Context) {
 
 // tellLineage logs that the table is in a different lineage than before.
 func (t *Table) tellLineage(look *lineageLook) {
-	before := t.lineages.told.Swap(&look.lineage)
+	before := t.lineages.told.Swap(&look.marked)
 	if before == nil && strings.HasPrefix(look.lineage, onlyStart) {
 		t.cfg.Logger.Info("the role can't see the timeline of the server: each of its starts counts as a failover")
 	}
-	if before == nil || *before == look.lineage {
+	if before == nil || before.Nonce == look.marked.Nonce {
 		return
 	}
-	t.cfg.Logger.Warn("the database has failed over, or was restored", "from", *before, "to", look.lineage, "seen_first", look.age.Round(time.Millisecond))
+	t.cfg.Logger.Warn("the database has failed over, or was restored", "from", before.Lineage, "to", look.lineage, "seen_first", look.age.Round(time.Millisecond))
 }
 
 const (

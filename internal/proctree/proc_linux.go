@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"sync"
 	"syscall"
 	"unsafe"
 )
@@ -59,8 +60,18 @@ type Process struct {
 	Ended                       bool // a zombie, which its parent has not collected
 }
 
-// Read reads a process. Ok is false if there is none.
+// ours reports whether /proc shows this process's PID namespace. In a namespace that was made without a /proc of its own, the
+// numbers there are those of unrelated processes.
+var ours = sync.OnceValue(func() bool {
+	self, err := os.Readlink("/proc/self")
+	return err == nil && self == strconv.Itoa(os.Getpid())
+})
+
+// Read reads a process. Ok is false if there is none, or if it can't be seen.
 func Read(pid int) (p Process, ok bool) {
+	if !ours() {
+		return p, false
+	}
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return p, false // it has ended and was collected

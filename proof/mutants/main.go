@@ -78,6 +78,8 @@ var suites = []*suite{
 	{dir: "internal/listen"},
 	{dir: "internal/logtext"},
 	{dir: "internal/pgconns"},
+	{dir: "internal/pgobjects"},
+	{dir: "internal/proctree"},
 	{dir: "internal/report"},
 	{dir: "internal/storeurl"},
 	{dir: "internal/wake"},

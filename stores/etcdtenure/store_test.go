@@ -481,11 +481,9 @@ func TestATransactionOfTheCallersIsFenced(t *testing.T) {
 	require.Equal(t, "2", string(is.Kvs[0].Value))
 }
 
-func TestTheUserNeedsOnlyWhatTheReadmeSays(t *testing.T) {
-	t.Parallel()
-	url := start(t).client
-	admin := connect(t, url)
-	ctx := t.Context()
+// enableAuth lets the user app use what the README says, and other nothing.
+func enableAuth(t *testing.T, url string) {
+	admin, ctx := connect(t, url), t.Context()
 	must := func(_ any, err error) {
 		t.Helper()
 		require.NoError(t, err)
@@ -498,6 +496,36 @@ func TestTheUserNeedsOnlyWhatTheReadmeSays(t *testing.T) {
 	must(admin.UserGrantRole(ctx, "app", "tenure"))
 	must(admin.UserAdd(ctx, "other", "secret"))
 	must(admin.AuthEnable(ctx))
+}
+
+// All watches share a stream, which keeps the token with which it was opened.
+func TestAWatchBeginsAfterTheTokenOfAnOlderOneHasExpired(t *testing.T) {
+	t.Parallel()
+	url := start(t, "--auth-token-ttl", "3").client
+	enableAuth(t, url)
+	store, err := etcdtenure.New(connectWith(t, clientv3.Config{Endpoints: []string{url}, Username: "app", Password: "secret"}), etcdtenure.Config{Logger: testkit.Quiet})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = store.Close() })
+	require.NoError(t, store.Migrate(t.Context()))
+	first := store.Watch(tenure.Key{Type: "lease", ID: "one"})
+	defer first.Stop()
+	testkit.Await(t, "the first watch is live", first.Live)
+	testkit.Sleep(t.Context(), 6*time.Second) // no call renews the token meanwhile
+	require.True(t, first.Live())
+	second := store.Watch(tenure.Key{Type: "lease", ID: "two"})
+	defer second.Stop()
+	testkit.Await(t, "the second watch is live", second.Live)
+}
+
+func TestTheUserNeedsOnlyWhatTheReadmeSays(t *testing.T) {
+	t.Parallel()
+	url := start(t).client
+	enableAuth(t, url)
+	ctx := t.Context()
+	must := func(_ any, err error) {
+		t.Helper()
+		require.NoError(t, err)
+	}
 
 	open := func(url string, client clientv3.Config) (*etcdtenure.Store, error) {
 		client.Logger = zap.NewNop()

@@ -76,6 +76,7 @@ func (s *Store) follow(ctx context.Context, key tenure.Key, tell func(tenure.Cha
 			case !ok:
 				return errors.New("the client has ended the watch")
 			case resp.Err() != nil:
+				s.leaveStream(stream) // which keeps the token with which it was opened, also once that has expired
 				return resp.Err()
 			}
 			if err := s.follows(e, 0, resp.Header); err != nil { // the server may be behind, but not of another cluster

@@ -223,6 +223,13 @@ func (s *state) encode(name, namespace string, o object, payload []byte, spec le
 	return l
 }
 
+// isKeptBy reports whether the API server has stored what decides who has the lease, and for how long, as it was sent.
+func (l lease) isKeptBy(stored lease) bool {
+	is, was := stored.Metadata.Annotations, l.Metadata.Annotations
+	return is[ofObject] == was[ofObject] && is[ofPayload] == was[ofPayload] &&
+		stored.Spec.identity() == l.Spec.identity() && stored.Spec.LeaseDurationSeconds == l.Spec.LeaseDurationSeconds
+}
+
 // withoutPayload returns the state for the store to remember: the next write brings its own payload.
 func (s *state) withoutPayload() *state {
 	without := *s

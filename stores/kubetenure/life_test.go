@@ -399,25 +399,37 @@ func TestAPolicyThatRefusesLeasesIsNamed(t *testing.T) {
 	require.NotContains(t, err.Error(), "%!")
 }
 
-// A webhook or policy that drops the annotations makes the record one of another program. The term is not
+// A webhook or policy that changes who has the Lease, or for how long, could have two replicas hold it. The term is not
 // begun, and the error says what to do.
-func TestALeaseWhoseAnnotationsAreDroppedIsNoticed(t *testing.T) {
+func TestALeaseThatAPolicyChangesIsNoticed(t *testing.T) {
 	t.Parallel()
 	c := running(t)
+	for name, patch := range map[string]string{
+		"annotations-removed": `{op: \"remove\", path: \"/metadata/annotations\"}`,
+		"payload-removed":     `{op: \"remove\", path: \"/metadata/annotations/tenurelib.dev~1payload\"}`,
+		"payload-changed":     `{op: \"replace\", path: \"/metadata/annotations/tenurelib.dev~1payload\", value: \"x\"}`,
+		"holder-changed":      `{op: \"replace\", path: \"/spec/holderIdentity\", value: object.spec.holderIdentity + \"-x\"}`,
+		"duration-changed":    `{op: \"replace\", path: \"/spec/leaseDurationSeconds\", value: 1}`,
+	} {
+		t.Run(name, func(t *testing.T) { aLeaseThatIsChangedIsNoticed(t, c, name, patch) })
+	}
+}
+
+func aLeaseThatIsChangedIsNoticed(t *testing.T, c *cluster, name, patch string) {
 	ns := c.namespace(t)
 	store := c.store(t, ns)
 	lease := testkit.NewLease(t, store, tenure.LeaseConfig{Key: sweeper, Holder: "a", TTL: time.Minute})
 	term, err := lease.TryAcquire(t.Context())
 	require.NoError(t, err)
 	policies := "/apis/admissionregistration.k8s.io/v1"
-	c.do(t, "POST", policies+"/mutatingadmissionpolicies", `{"metadata": {"name": "cleaner"}, "spec": {
+	c.do(t, "POST", policies+"/mutatingadmissionpolicies", `{"metadata": {"name": "`+name+`"}, "spec": {
 		"matchConstraints": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "`+ns+`"}},
 			"resourceRules": [{"apiGroups": ["coordination.k8s.io"], "apiVersions": ["v1"], "resources": ["leases"], "operations": ["CREATE", "UPDATE"]}]},
 		"failurePolicy": "Fail", "reinvocationPolicy": "Never",
-		"mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": "[JSONPatch{op: \"remove\", path: \"/metadata/annotations\"}]"}}]}}`)
-	c.do(t, "POST", policies+"/mutatingadmissionpolicybindings", `{"metadata": {"name": "cleaner"}, "spec": {"policyName": "cleaner"}}`)
-	defer c.do(t, "DELETE", policies+"/mutatingadmissionpolicies/cleaner", nil)
-	defer c.do(t, "DELETE", policies+"/mutatingadmissionpolicybindings/cleaner", nil)
+		"mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": "[JSONPatch`+patch+`]"}}]}}`)
+	c.do(t, "POST", policies+"/mutatingadmissionpolicybindings", `{"metadata": {"name": "`+name+`"}, "spec": {"policyName": "`+name+`"}}`)
+	defer c.do(t, "DELETE", policies+"/mutatingadmissionpolicies/"+name, nil)
+	defer c.do(t, "DELETE", policies+"/mutatingadmissionpolicybindings/"+name, nil)
 	testkit.Await(t, "the policy works", func() bool {
 		err := store.Migrate(t.Context())
 		return err != nil

@@ -146,7 +146,7 @@ func (s *Store) Migrate(ctx context.Context) (err error) {
 		return err
 	}
 	o := object{Type: "tenure", ID: "probe", Write: crand.Text()}
-	l := new(state).encode(probe, s.cfg.Namespace, o, nil, released(leaseSpec{}, time.Now()))
+	l := new(state).encode(probe, s.cfg.Namespace, o, []byte("probe"), leaseSpec{HolderIdentity: "probe", LeaseDurationSeconds: 3600})
 	var got lease
 	var answer *status
 	err = s.client.send(ctx, http.MethodPut, probe, url.Values{"dryRun": {"All"}}, &l, &got)
@@ -155,14 +155,14 @@ func (s *Store) Migrate(ctx context.Context) (err error) {
 		return fmt.Errorf("%w: %w", tenure.ErrSetup, answer)
 	case err != nil:
 		return err
-	case got.Metadata.Annotations[ofObject] != l.Metadata.Annotations[ofObject]:
+	case !l.isKeptBy(got):
 		return fmt.Errorf("%w: %w", tenure.ErrSetup, errChanged)
 	}
 	return nil
 }
 
 // errChanged is the error of a write that the API server changed before it stored it.
-var errChanged = errors.New("the API server has not kept the annotation " + ofObject + " of the Lease: exclude Leases from the admission webhook or policy that removes it")
+var errChanged = errors.New("the API server has changed the holder, the duration or the annotations below " + prefix + " of the Lease: exclude Leases from the admission webhook or policy that does so")
 
 func (s *Store) name(key tenure.Key) string { return cmp.Or(s.cfg.Leases[key], nameOf(key)) }
 

@@ -125,7 +125,7 @@ func (s *Store) put(ctx context.Context, key tenure.Key, before *state, o object
 		return nil, err
 	case err != nil:
 		return nil, err
-	case got.Metadata.Annotations[ofObject] != l.Metadata.Annotations[ofObject]:
+	case !l.isKeptBy(got):
 		s.doubt(key)
 		return nil, errChanged
 	}
