@@ -232,12 +232,12 @@ func (k *kind) compareIn(ctx context.Context, t *term) error {
 		return nil
 	}
 	deadline, _ := ctx.Deadline()
-	answered := time.NewTimer(time.Until(deadline) / 2) // the rest of the time is for the claims that are known
-	defer answered.Stop()
+	answered, cancel := context.WithTimeout(ctx, time.Until(deadline)/2) // the rest of the time is for the claims that are known
+	defer cancel()
 	select { // a statement that claims and was sent before the failover is answered first
 	case k.turn <- struct{}{}:
 		<-k.turn
-	case <-answered.C: // if it is answered later, its claims don't count
+	case <-answered.Done(): // if it is answered later, its claims don't count
 		k.s.mu.Lock()
 		l.late = true
 		k.s.mu.Unlock()
