@@ -285,7 +285,12 @@ func (k *kind) endLost(ctx context.Context, l *ledger, claims map[string]int64, 
 // freeUndone frees rows whose release the failover has undone. Once the session's record names the new primary, its
 // claims fence writes there, and another session may have claimed these since.
 func (k *kind) freeUndone(ctx context.Context, l *ledger, rows []objects.Claim) {
-	for tries := 0; ; tries++ {
+	for tries := 0; len(rows) > 0; tries++ {
+		select {
+		case k.turn <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
 		k.s.mu.Lock()
 		rows = slices.DeleteFunc(rows, func(r objects.Claim) bool {
 			// A func whose claim has ended, or a later claim's that the failover has lost, was told to return and may run on.
@@ -293,14 +298,6 @@ func (k *kind) freeUndone(ctx context.Context, l *ledger, rows []objects.Claim) 
 			return l.owns(r) || call.isFor(r.Session, r.Token) && !call.kept || k.isKnownByAnotherName(r)
 		})
 		k.s.mu.Unlock()
-		if len(rows) == 0 {
-			return
-		}
-		select {
-		case k.turn <- struct{}{}:
-		case <-ctx.Done():
-			return
-		}
 		ids, _ := k.reclaim(l, rows) // the next look at all rows finds what can't be freed in time
 		<-k.turn
 		freed := setOf(ids)

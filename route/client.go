@@ -165,11 +165,16 @@ func (c *client) stop(err error) (stopped bool) {
 // connection while the body is being sent, and the sender would get an error instead of the answer.
 func (c *client) discard(most time.Duration) {
 	_ = c.FlushError()
-	end := time.Now().Add(most)
-	timer := time.AfterFunc(most, func() { c.stop(errOver) })
-	defer timer.Stop()
-	for rest := make([]byte, mostAtOnce); time.Now().Before(end); {
-		if _, err := c.r.Body.Read(rest); err != nil {
+	enough := time.AfterFunc(most, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.cut(&c.in, errOver)
+	})
+	defer enough.Stop()
+	rest := make([]byte, mostAtOnce) // not the handler's, which may have left a reader behind
+	for {
+		var err error
+		if cut := c.call(&c.in, func() { _, err = c.body.Read(rest) }); cut != nil || err != nil {
 			return
 		}
 	}

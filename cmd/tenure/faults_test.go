@@ -367,8 +367,12 @@ func TestPeersAreFencedOnceInATermAndNotAfterARestart(t *testing.T) {
 		{[]string{"b", "a", "e"}, "b c d e"},
 		{[]string{"a", "b"}, "b c d"},
 		{[]string{"unknown"}, "b c d"}, // after a failover that has lost the holder's record
+		{[]string{"alone", "unknown"}, "unknown"},
 	} {
 		os.Remove(log)
+		if r.opts.peers = "a,b,c,d"; test.predecessors[0] == "alone" {
+			r.opts.peers, test.predecessors = "a", test.predecessors[1:]
+		}
 		err := tenure.Do(t.Context(), lease, func(ctx context.Context) error {
 			for _, name := range test.predecessors {
 				if err := r.fence(ctx, tenure.Holding{Holder: name}); err != nil {

@@ -45,7 +45,9 @@ func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 		}
 		return err
 	}
-	if !(isUnknown(prev) && r.opts.peers != "") { // it is one of them
+	if isUnknown(prev) && r.hasPeers() { // it is one of them
+		prev.Holder = "" // which is no peer's name
+	} else {
 		r.log.Info("fencing", "predecessor", printable(prev.Holder))
 		if err := runForTerm(ctx, r.opts.fence,
 			environVar("TENURE_PREDECESSOR", prev.Holder), environVar("TENURE_PREDECESSOR_TERM", prev.Term)); err != nil {
@@ -68,6 +70,11 @@ func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 // isUnknown reports whether a failover has lost the record of a holder: see [tenure.CoordinatorConfig.FencePredecessor].
 func isUnknown(prev tenure.Holding) bool {
 	return prev.Holder == leaserecord.Unknown && prev.Term == ""
+}
+
+// hasPeers reports whether the --peers name another replica.
+func (r *runner) hasPeers() bool {
+	return slices.ContainsFunc(r.opts.peerNames(), func(peer string) bool { return peer != r.opts.replica })
 }
 
 // fencePeers runs --fence for each of the --peers but this replica and one more.

@@ -132,11 +132,13 @@ func (c *Conns) Close(stop func()) {
 	all.Go(stop)
 	all.Go(c.leases.close)
 	all.Go(c.claims.close)
-	if c.owned {
-		all.Go(c.Pool.Close)
-	}
+	all.Go(func() {
+		_ = c.DB().Close() // first, because it may keep connections of the pool
+		if c.owned {
+			c.Pool.Close()
+		}
+	})
 	all.Wait()
-	_ = c.DB().Close()
 }
 
 // DB returns a database/sql handle on the application's pool, which Close closes.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
@@ -93,4 +94,21 @@ func TestCloseDoesNotWaitForAServerThatHangs(t *testing.T) {
 			testkit.Await(t, "no goroutine is left", func() bool { return stacksOf("tenurelib/tenure.", "internal/listen.") <= before })
 		})
 	}
+}
+
+// A program, or its ORM, sets how many connections of the handle stay open. They are the pool's.
+func TestCloseDoesNotWaitForConnectionsThatTheHandleKeeps(t *testing.T) {
+	store, err := tenure.OpenPostgres(t.Context(), testkit.PostgresURL(t), tenure.PostgresConfig{Logger: testkit.Quiet})
+	require.NoError(t, err)
+	store.DB().SetMaxIdleConns(5)
+	require.NoError(t, store.DB().PingContext(t.Context()))
+	closed := make(chan error, 1)
+	go func() { closed <- store.Close() }()
+	select {
+	case err := <-closed:
+		require.NoError(t, err)
+	case <-time.After(testkit.Patience):
+		require.Fail(t, "Close waits")
+	}
+	require.Error(t, store.DB().PingContext(t.Context()))
 }
