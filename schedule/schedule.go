@@ -253,14 +253,12 @@ func (s *Schedule) restore(ctx context.Context, store tenure.Store, r record, on
 
 // step runs the slot that is due, if any, and returns how long to wait before the next step.
 func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time.Time, last *marked) (pause time.Duration, err error) {
-	var on tenure.Lineage
-	if !last.Done.IsZero() {
-		if on, err = s.cfg.Store.Lineage(ctx); err != nil {
-			return 0, err
-		}
+	on, err := s.cfg.Store.Lineage(ctx)
+	if err != nil {
+		return 0, err
 	}
 	r, err := s.read(ctx, store)
-	if (err == nil || errors.Is(err, tenure.ErrNotFound)) && !last.Done.IsZero() {
+	if err == nil || errors.Is(err, tenure.ErrNotFound) && !last.Done.IsZero() {
 		r, err = s.restore(ctx, store, r, on, last)
 	}
 	if errors.Is(err, tenure.ErrNotFound) || err == nil && r.Location == "" { // before a slot runs, because another replica could place it at another time
@@ -282,9 +280,6 @@ func (s *Schedule) step(ctx context.Context, store tenure.Store, idleSince *time
 		return 0, &fatalError{err}
 	case due.IsZero():
 		return wait, nil
-	}
-	if on, err = s.cfg.Store.Lineage(ctx); err != nil {
-		return 0, err
 	}
 	if !r.Begun.Equal(due) {
 		r.Begun = due
