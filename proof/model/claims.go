@@ -31,13 +31,14 @@ type claimRules struct {
 
 // drops are rules, each left out.
 type drops struct {
-	wait, takeNamesServer, compare, turn bool
+	wait, takeNamesServer, compare, turn, undone, fenceNames bool
 }
 
 type (
 	sessionRecord struct {
 		stands  bool
-		mark    uint8 // that its writer knew
+		mark    uint8 // of the lineage in which its writer last had its claim compared
+		server  uint8 // the server's start that it names, which a fence asks for
 		renewed int8
 	}
 	keyRow struct {
@@ -53,11 +54,13 @@ type (
 		markedAt      int8
 		records       [sessions + 1]sessionRecord // by session
 		row           keyRow
+		isOwned       bool // a process was told that the row's claim is its own
 	}
 	statement struct {
 		kind          uint8 // 0: none is under way
 		answered, did bool
 		server, mark  uint8 // the server's start that it names, and the mark that its sender knows
+		writes        place // what a session's record is to say
 		ranOn         uint8
 		session       uint8
 		expects       int8 // when a record was renewed, or the mark
@@ -69,11 +72,12 @@ type (
 		session  uint8
 		end      int8   // of its trust
 		token    uint16 // of its claim; 0: it has none
-		compared uint8  // the mark of the lineage in which its claim was compared with the row
+		compared place  // where its session was last renewed, of the lineage in which its claim was compared with the row
 		renewed  int8   // until when a renewal would trust that was answered in another lineage; 0: none
-		in       uint8  // the mark of that lineage
+		in       place  // where that was
 		calls    [2]statement
 	}
+	place      struct{ server, mark uint8 } // a server's start, and the mark of its lineage
 	claimState struct {
 		now                                                int8
 		servers                                            [servers]server
@@ -130,12 +134,12 @@ func (r *claimRules) run(s *claimState, c *statement, i int) {
 		if record.stands {
 			return
 		}
-		*record = sessionRecord{true, c.mark, now}
+		*record = sessionRecord{true, c.writes.mark, c.writes.server, now}
 	case renew:
 		if !record.stands {
 			return
 		}
-		*record = sessionRecord{true, c.mark, now}
+		*record = sessionRecord{true, c.writes.mark, c.writes.server, now}
 	case bury:
 		if !record.stands || record.renewed != c.expects {
 			return
@@ -156,7 +160,7 @@ func (r *claimRules) run(s *claimState, c *statement, i int) {
 		if v.row != c.row {
 			return
 		}
-		v.row = keyRow{c.session, max(v.row.token+1, uint16(now)*clk)}
+		v.row, v.isOwned = keyRow{c.session, max(v.row.token+1, uint16(now)*clk)}, false
 		c.token = v.row.token
 	case free:
 		if v.row != c.row {
@@ -176,22 +180,28 @@ func (r *claimRules) hear(s *claimState, k, ch int) string {
 	switch c.kind {
 	case begin:
 		if c.did && s.now < end {
-			p.session, p.end, p.compared = c.session, end, c.mark
+			p.session, p.end, p.compared = c.session, end, place{c.server, c.mark}
 		}
 	case renew, reassertSession:
 		if !c.did || c.session != p.session {
 			break
 		}
-		if c.mark == p.compared || r.without.compare {
-			p.end = max(p.end, end)
+		on := place{c.server, c.mark}
+		if c.mark == p.compared.mark || r.without.compare {
+			p.end, p.compared.server = max(p.end, end), c.server
 		} else {
-			p.renewed, p.in = end, c.mark
+			p.renewed, p.in = end, on
 		}
 	case take:
 		if !c.did || c.session != p.session || !s.valid(p) {
 			break
 		}
 		p.token = c.token
+		for i := range s.servers {
+			if v := &s.servers[i]; v.row == (keyRow{c.session, c.token}) {
+				v.isOwned = true
+			}
+		}
 		if c.token <= s.greatest {
 			return fmt.Sprintf("token %d of P%d's claim follows %d", c.token, k+1, s.greatest)
 		}
@@ -202,5 +212,20 @@ func (r *claimRules) hear(s *claimState, k, ch int) string {
 
 // drop ends what a process has of its session.
 func (p *process) drop() {
-	p.session, p.end, p.token, p.compared, p.renewed, p.in = 0, 0, 0, 0, 0, 0
+	p.session, p.end, p.token, p.compared, p.renewed, p.in = 0, 0, 0, place{}, 0, place{}
+}
+
+// late reports whether a server accepts a fenced write of a claim after a later claim has been answered. The process that
+// made the claim may be paused, and its func may go on, so it can write at any time.
+func (r *claimRules) late(s *claimState) bool {
+	for i := range s.servers {
+		v := &s.servers[i]
+		if v.primary && v.row.session != 0 && v.isOwned && v.row.token < s.greatest {
+			record := v.records[v.row.session]
+			if record.stands && record.server == s.start(i) || r.without.fenceNames { // F4
+				return true
+			}
+		}
+	}
+	return false
 }

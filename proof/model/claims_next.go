@@ -6,7 +6,10 @@ import "fmt"
 // its claim is compared with the row.
 func (r *claimRules) look(s *claimState, k, i int) (calls []statement) {
 	p, v := &s.processes[k], &s.servers[i]
-	call := statement{server: s.start(i), sent: s.now, session: p.session, mark: v.mark}
+	call := statement{server: s.start(i), sent: s.now, session: p.session, mark: v.mark, writes: p.compared}
+	if p.session == 0 || v.mark == p.compared.mark {
+		call.writes = place{call.server, call.mark} // until its claim is compared, the record keeps what it says
+	}
 	may := func(kind uint8, change func(*statement)) {
 		if p.calls[channel(kind)].kind == 0 {
 			c := call
@@ -28,7 +31,7 @@ func (r *claimRules) look(s *claimState, k, i int) (calls []statement) {
 		if s.valid(p) && s.now+trust > max(p.end, p.renewed) {
 			may(renew, func(*statement) {})
 		}
-	} else if r.reassertSession && v.mark != p.compared && s.valid(p) {
+	} else if r.reassertSession && v.mark != p.compared.mark && s.valid(p) {
 		may(reassertSession, func(*statement) {})
 	} else if p.calls[0].kind == 0 {
 		p.drop()
@@ -45,7 +48,7 @@ func (r *claimRules) look(s *claimState, k, i int) (calls []statement) {
 	row := v.row
 	switch {
 	case row.session == p.session && row.token != p.token:
-		if settled { // taken by a statement without an answer, or its release is undone
+		if settled || p.isComparing(v) { // taken by a statement without an answer, or its release is undone
 			may(free, func(c *statement) { c.row = row })
 		}
 	case p.token == 0 && (row.session == 0 || !v.records[row.session].stands) && (settled || r.without.wait):
@@ -58,15 +61,21 @@ func (r *claimRules) look(s *claimState, k, i int) (calls []statement) {
 // reports whether it did.
 func (r *claimRules) compare(s *claimState, k, i int) bool {
 	p, v := &s.processes[k], &s.servers[i]
-	if p.renewed == 0 || p.in != v.mark || p.calls[1].kind != 0 && !r.without.turn || !s.valid(p) {
+	if !p.isComparing(v) || p.in.server != s.start(i) || p.calls[1].kind != 0 && !r.without.turn || !s.valid(p) {
 		return false
+	}
+	if v.row.session == p.session && v.row.token != p.token && !r.without.undone {
+		return false // it has to be freed first
 	}
 	if v.row != (keyRow{p.session, p.token}) {
 		p.token = 0 // its func is told to return
 	}
-	p.end, p.compared, p.renewed, p.in = max(p.end, p.renewed), p.in, 0, 0
+	p.end, p.compared, p.renewed, p.in = max(p.end, p.renewed), p.in, 0, place{}
 	return true
 }
+
+// isComparing reports whether a renewal on v only counts once the claim is compared.
+func (p *process) isComparing(v *server) bool { return p.renewed != 0 && p.in.mark == v.mark }
 
 func (r *claimRules) next(s claimState, emit func(func() string, claimState, string)) {
 	put := func(to claimState, bad, format string, args ...any) {
@@ -80,6 +89,9 @@ func (r *claimRules) next(s claimState, emit func(func() string, claimState, str
 				}
 				holder = k
 			}
+		}
+		if bad == "" && r.late(&to) {
+			bad = "a fenced write would be late"
 		}
 		emit(func() string { return fmt.Sprintf(format, args...) }, to, bad)
 	}

@@ -105,6 +105,7 @@ func (r *claimRules) same(s claimState) claimState {
 		}
 		moved(&c.sent)
 		ofMark(&c.mark)
+		ofMark(&c.writes.mark)
 		ofSession(&c.session)
 		ofSession(&c.row.session)
 		ofToken(&c.row.token)
@@ -119,8 +120,8 @@ func (r *claimRules) same(s claimState) claimState {
 			moved(&p.renewed)
 		}
 		ofToken(&p.token)
-		ofMark(&p.compared)
-		ofMark(&p.in)
+		ofMark(&p.compared.mark)
+		ofMark(&p.in.mark)
 		ofStatement(&p.calls[0])
 		ofStatement(&p.calls[1])
 	}
@@ -138,6 +139,7 @@ func (r *claimRules) same(s claimState) claimState {
 		moved(&v.markedAt)
 		ofSession(&v.row.session)
 		ofToken(&v.row.token)
+		v.isOwned = v.isOwned && v.row.session != 0
 		old := v.records
 		v.records = [sessions + 1]sessionRecord{}
 		for id, record := range old {

@@ -23,6 +23,9 @@ func claimScenarios() (all []scenario) {
 		r.without.turn, r.slow, r.onlySlow, r.begins = true, 1, take, 2
 	})
 
+	add("drop/a fence names the server", func(r *claimRules) { r.without.fenceNames = true })
+	add("drop/what a failover has undone is freed before the renewal counts", func(r *claimRules) { r.without.undone = true })
+
 	add("hole/the old primary goes on", func(r *claimRules) { r.oldGoesOn = true })
 	add("hole/the new primary's clock is behind by more than a TTL", func(r *claimRules) { r.behind = 4 })
 	return all
