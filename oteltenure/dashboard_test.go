@@ -86,13 +86,13 @@ func (f family) expression() string {
 	return fmt.Sprintf(`%s{job=~"$job"}`, f.name)
 }
 
-// dashboard returns the Grafana dashboard: a row each for leases, sessions and shards, and a panel for each metric.
+// dashboard returns the Grafana dashboard: a row each for leases, sessions, shards, schedules and requests, and a panel for each metric.
 func dashboard(rows map[string][]family) string {
 	type object = map[string]any
 	source := object{"type": "prometheus", "uid": "${source}"}
 	var panels []object
 	id, y := 0, 0
-	for _, title := range []string{"Leases", "Sessions and claims", "Shards", "Requests"} {
+	for _, title := range []string{"Leases", "Sessions and claims", "Shards", "Schedules", "Requests"} {
 		id++
 		panels = append(panels, object{"id": id, "type": "row", "title": title, "gridPos": object{"h": 1, "w": 24, "x": 0, "y": y}})
 		y++
@@ -102,7 +102,7 @@ func dashboard(rows map[string][]family) string {
 			if strings.HasSuffix(f.name, "_seconds") {
 				unit = "s"
 			}
-			if strings.Contains(f.name, "_last_") {
+			if strings.Contains(f.name, "_last_") || f.name == "tenure_schedule_next_seconds" {
 				unit = "dateTimeFromNow"
 			}
 			expression := f.expression()
@@ -135,7 +135,7 @@ func dashboard(rows map[string][]family) string {
 
 func TestTheDashboardHasAPanelForEachMetric(t *testing.T) {
 	rows := map[string][]family{}
-	leases, sessions, parts, requests := &families{}, &families{}, &families{}, &families{}
+	leases, sessions, parts, plans, requests := &families{}, &families{}, &families{}, &families{}, &families{}
 	lease, err := tenure.NewLease(storetest.NewMem(), tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "any"}})
 	must(t, err)
 	_, _, err = oteltenure.ObserveLease(leases, lease)
@@ -144,9 +144,11 @@ func TestTheDashboardHasAPanelForEachMetric(t *testing.T) {
 	must(t, err)
 	_, err = oteltenure.ObserveShards(parts, &part{})
 	must(t, err)
+	_, err = oteltenure.ObserveSchedule(plans, storetest.NewMem(), tenure.Key{})
+	must(t, err)
 	_, _, err = oteltenure.ObserveRoute(requests)
 	must(t, err)
-	rows["Leases"], rows["Sessions and claims"], rows["Shards"], rows["Requests"] = leases.all, sessions.all, parts.all, requests.all
+	rows["Leases"], rows["Sessions and claims"], rows["Shards"], rows["Schedules"], rows["Requests"] = leases.all, sessions.all, parts.all, plans.all, requests.all
 	want := dashboard(rows)
 	if *updateDashboard {
 		must(t, os.WriteFile("dashboard.json", []byte(want), 0o644))
@@ -156,8 +158,8 @@ func TestTheDashboardHasAPanelForEachMetric(t *testing.T) {
 	if string(got) != want {
 		t.Error("dashboard.json is not that of the metrics: go test -run TestTheDashboard -dashboard.update")
 	}
-	if len(leases.all) < 16 || len(sessions.all) < 9 || len(parts.all) < 7 || len(requests.all) < 7 {
-		t.Errorf("metrics are missing: %d of leases, %d of sessions, %d of shards, %d of requests", len(leases.all), len(sessions.all), len(parts.all), len(requests.all))
+	if len(leases.all) < 16 || len(sessions.all) < 9 || len(parts.all) < 7 || len(plans.all) < 2 || len(requests.all) < 7 {
+		t.Errorf("metrics are missing: %d of leases, %d of sessions, %d of shards, %d of schedules, %d of requests", len(leases.all), len(sessions.all), len(parts.all), len(plans.all), len(requests.all))
 	}
 
 	// What the exporter exports has these names.

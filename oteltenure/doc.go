@@ -1,5 +1,6 @@
 // Package oteltenure records OpenTelemetry metrics: of a lease, with [ObserveLease]; of a session of package claims, with
-// [ObserveSession]; of a member of package shards, with [ObserveShards]; and of a route of package route, with [ObserveRoute].
+// [ObserveSession]; of a member of package shards, with [ObserveShards]; of a schedule, with [ObserveSchedule]; and of a route
+// of package route, with [ObserveRoute].
 //
 //	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}})
 //	trace, registration, err := oteltenure.ObserveLease(otel.Meter("my-service"), lease)
@@ -59,6 +60,12 @@
 //	tenure.shards.failing   gauge    {shard}  shards whose func has returned by itself within the last minute
 //	tenure.shards.claimed   counter  {shard}  shards that this process has claimed
 //	tenure.shards.given_up  counter  {shard}  those of them that it has freed for others, but not because it stops
+//
+// Those of a schedule have the attributes that [ObserveSchedule] is given, and tenure.schedule, which is its key.
+//
+//	name                       kind   unit  what
+//	tenure.schedule.last_done  gauge  s     Unix time of the last slot that is done; before the first one, the time when the schedule was first run
+//	tenure.schedule.next       gauge  s     Unix time of the first slot that is not done, which is late if it has passed; absent if none follows
 //
 // Those of a route have the attributes that [ObserveRoute] is given. Its counters and histograms are of the requests that
 // clients have sent to this process; a forwarded request counts in the process that forwards it.

@@ -299,7 +299,11 @@ func TestTheAlertRulesNameOnlyMetricsAndLabelsThatAreExported(t *testing.T) {
 		name := regexp.MustCompile(`\btenure_[a-z_]+`)
 		ofSession, _ := observeSession(t, &session{status: claims.Status{Kinds: []claims.KindStatus{{Kind: "tenant"}}}})
 		ofShards, _ := observeShards(t, &part{shards.Status{Kind: "part", Settled: true}})
-		for line := range strings.Lines(r.exposition(t) + ofSession.exposition(t) + ofShards.exposition(t)) {
+		plans := storetest.NewMem()
+		_, err := plans.PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "schedule", ID: "nightly"}, Payload: []byte(`{"done":"2026-11-28T03:00:00Z","next":"2026-11-29T03:00:00Z"}`)}, tenure.IfAbsent())
+		must(t, err)
+		ofSchedule, _ := observeSchedule(t, plans)
+		for line := range strings.Lines(r.exposition(t) + ofSession.exposition(t) + ofShards.exposition(t) + ofSchedule.exposition(t)) {
 			if !strings.HasPrefix(line, "#") {
 				for _, name := range name.FindAllString(line, -1) {
 					exported[strings.TrimSuffix(name, "_bucket")] = true // the name of the histogram itself

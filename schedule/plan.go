@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
@@ -47,6 +48,68 @@ func (p every) Next(after time.Time) time.Time {
 	return epoch.Add((n + 1) * p.interval).UTC()
 }
 
+// Daily returns the plan that has a slot on each day at a time of day, in the [Config]'s Location. Where clocks are
+// set ahead over that time, the slot is at the moment at which they are; where they are set back over it, the slot is
+// the first of the two. It panics if the time is none of a day.
+func Daily(hour, minute int) Plan { return newDaily(everyDay, hour, minute) }
+
+// Weekly returns the plan that has the slots of [Daily] on one day of the week only.
+func Weekly(day time.Weekday, hour, minute int) Plan {
+	if day < time.Sunday || day > time.Saturday {
+		panic(fmt.Sprintf("schedule: Weekly: day %d is none of the week", day))
+	}
+	return newDaily(day, hour, minute)
+}
+
+const everyDay time.Weekday = -1
+
+type daily struct {
+	day          time.Weekday
+	hour, minute int
+}
+
+func newDaily(day time.Weekday, hour, minute int) Plan {
+	if hour < 0 || hour > 23 || minute < 0 || minute > 59 {
+		panic(fmt.Sprintf("schedule: %d:%02d is no time of a day", hour, minute))
+	}
+	return daily{day, hour, minute}
+}
+
+func (p daily) Next(after time.Time) time.Time {
+	year, month, day := after.Date()
+	for ; ; day++ {
+		date := time.Date(year, month, day, 12, 0, 0, 0, time.UTC)
+		if p.day != everyDay && p.day != date.Weekday() {
+			continue
+		}
+		if slot, ok := p.on(date, after.Location()); ok && slot.After(after) {
+			return slot
+		}
+	}
+}
+
+// on returns the slot of a date. There is none on a date that a place has left out, as Samoa has when it moved over the
+// date line.
+func (p daily) on(date time.Time, in *time.Location) (slot time.Time, ok bool) {
+	year, month, day := date.Date()
+	slot = time.Date(year, month, day, p.hour, p.minute, 0, 0, in) // when clocks change, one of two times, and it is not said which
+	start, end := slot.ZoneBounds()
+	wanted := time.Date(year, month, day, p.hour, p.minute, 0, 0, time.UTC)
+	_, offset := slot.Zone()
+	switch at := slot.Add(time.Duration(offset) * time.Second); { // what the clocks show
+	case at.Before(wanted): // they skip it
+		slot = end
+	case at.After(wanted):
+		slot = start
+	case !start.IsZero():
+		_, before := start.Add(-1).Zone()
+		if first := slot.Add(time.Duration(offset-before) * time.Second); first.Before(start) && first.Before(slot) { // they show it twice
+			slot = first
+		}
+	}
+	return slot, slot.Day() == day
+}
+
 // located is a plan that gets all times in one location. It checks the plan's answers.
 type located struct {
 	plan     Plan
@@ -57,10 +120,10 @@ type located struct {
 func (p located) next(after time.Time) (time.Time, error) {
 	slot := p.plan.Next(after.In(p.location))
 	if !slot.IsZero() && !slot.After(after) {
-		return time.Time{}, fmt.Errorf("schedule: the plan's Next(%v) is %v, which is not later", after.In(p.location), slot)
+		return time.Time{}, fmt.Errorf("schedule: %w: the plan's Next(%v) is %v, which is not later", tenure.ErrInvalid, after.In(p.location), slot)
 	}
 	if slot.UTC().Year() > 9998 { // JSON has four digits for it, in any zone
-		return time.Time{}, fmt.Errorf("schedule: the plan's Next(%v) is in the year %d: return the zero time if no slot follows", after.In(p.location), slot.Year())
+		return time.Time{}, fmt.Errorf("schedule: %w: the plan's Next(%v) is in the year %d: return the zero time if no slot follows", tenure.ErrInvalid, after.In(p.location), slot.Year())
 	}
 	return slot, nil
 }

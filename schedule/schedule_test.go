@@ -267,14 +267,12 @@ func TestTheStateHasTheLastSlotsDoneAndBegun(t *testing.T) {
 			}
 			return nil
 		}}
-		s, err := schedule.New(cfg)
-		require.NoError(t, err)
-		_, err = s.State(t.Context())
+		_, err := schedule.ReadState(t.Context(), store, key)
 		require.ErrorIs(t, err, tenure.ErrNotFound)
 		time.Sleep(time.Minute)
 		hold(t, store, cfg)
 		time.Sleep(150 * time.Minute)
-		state, err := s.State(t.Context())
+		state, err := schedule.ReadState(t.Context(), store, key)
 		require.NoError(t, err)
 		require.True(t, state.Done.Equal(began.Add(time.Hour)) && state.Begun.Equal(began.Add(2*time.Hour)), "%+v", state)
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"testing"
 	"time"
 
 	"github.com/robfig/cron/v3"
@@ -63,4 +64,25 @@ func Example_cronWhileHolding() {
 	// Output:
 	// an entry runs while its term is valid: true
 	// <nil>
+}
+
+// docs/schedules.md says what robfig/cron does where clocks change, beside [schedule.Daily].
+func TestWhatCronDoesWhereClocksChange(t *testing.T) {
+	for _, c := range []struct{ zone, cron, after, first, second string }{
+		{"Europe/Berlin", "30 2 * * *", "2026-03-28T12:00:00+01:00", "2026-03-30T02:30:00+02:00", "2026-03-31T02:30:00+02:00"},
+		{"Europe/Berlin", "30 2 * * *", "2026-10-24T12:00:00+02:00", "2026-10-25T02:30:00+02:00", "2026-10-25T02:30:00+01:00"},
+		{"America/Santiago", "0 0 * * *", "2026-09-05T12:00:00-04:00", "2026-09-07T00:00:00-03:00", "2026-09-08T00:00:00-03:00"},
+	} {
+		in, err := time.LoadLocation(c.zone)
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, _ := time.Parse(time.RFC3339, c.after)
+		plan, _ := cron.ParseStandard(c.cron)
+		first := plan.Next(after.In(in))
+		second := plan.Next(first)
+		if first.Format(time.RFC3339) != c.first || second.Format(time.RFC3339) != c.second {
+			t.Errorf("%s %s: %v, %v", c.zone, c.cron, first, second)
+		}
+	}
 }

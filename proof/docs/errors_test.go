@@ -480,11 +480,19 @@ func raiseOfClaims(p *errorPage) {
 		require.NoError(t, run(nightly))
 		p.row("but its transaction with the slot's statement was not committed", logged())
 		testkit.Put(t, store, tenure.Object{Key: cfg.Key, Payload: []byte("of another program")})
-		p.row("is not the state of a schedule", testkit.ErrOf(nightly.State(ctx)))
+		p.row("is not the state of a schedule", testkit.ErrOf(schedule.ReadState(ctx, store, cfg.Key)))
+		cfg.Key = lease.Config().Key
+		p.row("Key is the lease's own", run(testkit.Must(schedule.New(cfg))))
+		cfg.Key, cfg.Plan = tenure.Key{Type: "schedule", ID: "never"}, never{}
+		p.row("Plan has no slot after …", run(testkit.Must(schedule.New(cfg))))
 		cfg.Key.ID, cfg.Plan = "backwards", backwards{}
 		p.row("the plan's Next(…) is …, which is not later", run(testkit.Must(schedule.New(cfg))))
 	})
 }
+
+type never struct{}
+
+func (never) Next(time.Time) time.Time { return time.Time{} }
 
 // backwards is a plan whose next slot is earlier than the one before.
 type backwards struct{}

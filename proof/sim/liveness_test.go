@@ -19,7 +19,8 @@ import (
 //
 // A candidate that relies on hints looks when the record that it saw can expire, and at least
 // once in its own TTL. If that record was replaced without a hint, it does not know by when the
-// new one expires. So nothing is due before it must look, which is a TTL after its last look.
+// new one expires. So nothing is due before it must look, which is a TTL after its last look. A record of another
+// program expires by what the candidate has observed from that look on.
 
 // release is a release that must wake a candidate.
 type release struct {
@@ -107,7 +108,11 @@ func (j *judge) somebodyHolds() {
 		}
 		due := from.Add(bound)
 		if j.w.wakes && j.w.expiry == tenure.ExpiryStoreClock { // otherwise it polls, or is told of every change
-			due = later(due, l.mustLook.Add(l.ttl()/50))
+			must := l.mustLook.Add(l.ttl() / 50)
+			if t := j.standing; t != nil && t.life == nil {
+				must = must.Add(bound)
+			}
+			due = later(due, must)
 		}
 		if now.After(due) {
 			j.violated("liveness", "%s could hold the lease, but nobody has for %v, longer than %v", r.name, now.Sub(from), due.Sub(from))

@@ -1,0 +1,194 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/schedule"
+	"github.com/tenurelib/tenure/storetest"
+)
+
+// runOnce runs a schedule under a lease of its own for a while. It returns how the schedule ended.
+func runOnce(t *testing.T, cfg schedule.Config, lease tenure.Key, d time.Duration) (ended error) {
+	s, err := schedule.New(cfg)
+	require.NoError(t, err)
+	l, err := tenure.NewLease(cfg.Store, tenure.LeaseConfig{Key: lease, Logger: quiet})
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	c, err := tenure.NewCoordinator(l, tenure.CoordinatorConfig{Reconcile: func(ctx context.Context) error {
+		ended = s.Run(ctx)
+		cancel()
+		return ended
+	}})
+	require.NoError(t, err)
+	_ = c.Run(ctx)
+	return ended
+}
+
+func TestAScheduleSaysWhenItsNextSlotsAre(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log testkit.SyncBuffer
+		holdLogging(t, slog.New(slog.NewTextHandler(&log, nil)), time.Minute, storetest.NewMem(), schedule.Config{Plan: schedule.Daily(3, 0), Do: new(slots).Do})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Contains(t, log.String(), `slots="[2000-01-01 03:00:00 +0000 UTC 2000-01-02 03:00:00 +0000 UTC 2000-01-03 03:00:00 +0000 UTC]"`)
+		require.Equal(t, 1, strings.Count(log.String(), "the next slots of the schedule"))
+	})
+}
+
+func TestAPlanWithoutASlotEndsTheSchedule(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		never := planFunc(func(time.Time) time.Time { return time.Time{} })
+		err := runOnce(t, schedule.Config{Store: storetest.NewMem(), Key: key, Plan: never, Do: new(slots).Do, Logger: quiet}, testkit.LeaseKey, time.Hour)
+		require.ErrorIs(t, err, tenure.ErrInvalid)
+		require.ErrorContains(t, err, "is it for a date that does not exist?")
+	})
+}
+
+// The record of a lease, its own or another one, is not taken for the state of a schedule, and stays as it is.
+func TestAKeyThatIsALeasesIsRefused(t *testing.T) {
+	for name, lease := range map[string]tenure.Key{"its own": key, "another one": testkit.LeaseKey} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store, ran := storetest.NewMem(), &slots{}
+				if lease != key {
+					other, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key})
+					require.NoError(t, err)
+					testkit.MustAcquire(t, other)
+				}
+				err := runOnce(t, schedule.Config{Store: store, Key: key, Plan: schedule.Interval(time.Second, 0), Do: ran.Do, Logger: quiet}, lease, time.Hour)
+				require.ErrorIs(t, err, tenure.ErrInvalid)
+				require.Empty(t, ran.take(time.Now()))
+				if lease != key {
+					obj, err := store.Get(t.Context(), key)
+					require.NoError(t, err)
+					require.NotContains(t, string(obj.Payload), "done")
+				}
+			})
+		})
+	}
+}
+
+func TestAScheduleThatCannotUseTheStoreIsFailing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broken := false
+		store := storetest.Faulty(storetest.NewMem(), func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
+			if broken && call.Key == key {
+				return errors.New("permission denied")
+			}
+			return do(ctx)
+		})
+		s, err := schedule.New(schedule.Config{Store: store, Key: key, Plan: schedule.Daily(3, 0), Do: new(slots).Do, Logger: quiet})
+		require.NoError(t, err)
+		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: testkit.LeaseKey, Logger: quiet})
+		require.NoError(t, err)
+		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: s.Run})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- c.Run(ctx) }()
+		failing := func() (names []string) {
+			for _, run := range c.Status().Runs {
+				if run.Failing() {
+					names = append(names, run.Name+": "+run.LastError)
+				}
+			}
+			return names
+		}
+		time.Sleep(10 * time.Minute)
+		require.Empty(t, c.Status().Runs)
+		broken = true
+		time.Sleep(10 * time.Minute)
+		require.Len(t, failing(), 1)
+		require.Contains(t, failing()[0], "schedule/test state: ")
+		require.Contains(t, failing()[0], "permission denied")
+		broken = false
+		time.Sleep(10 * time.Minute)
+		require.Empty(t, failing())
+		cancel()
+		require.NoError(t, <-done)
+	})
+}
+
+func TestASlotThatIsDoneRunsAgainWhenAnOperatorAsks(t *testing.T) {
+	for _, missed := range []schedule.Missed{schedule.MissedRunLatest, schedule.MissedRunEach, schedule.MissedSkip} {
+		synctest.Test(t, func(t *testing.T) {
+			store, ran, began := storetest.NewMem(), &slots{}, time.Now()
+			again := func() error {
+				_, err := schedule.RunAgain(t.Context(), store, key)
+				return err
+			}
+			ran.do = func(context.Context, schedule.Slot) error { time.Sleep(time.Minute); return nil }
+			require.ErrorIs(t, again(), tenure.ErrNotFound)
+			var log testkit.SyncBuffer
+			holdLogging(t, slog.New(slog.NewTextHandler(&log, nil)), time.Minute, store, schedule.Config{Plan: schedule.Interval(2*time.Hour, time.Hour), Missed: missed, Do: ran.Do})
+			time.Sleep(time.Minute)
+			require.ErrorContains(t, again(), "no slot has been run yet")
+			time.Sleep(90 * time.Minute)
+			require.NoError(t, again())
+			synctest.Wait()
+			require.ErrorContains(t, again(), "is running")
+			time.Sleep(5 * time.Minute)
+			require.Equal(t, []float64{1, 1}, ran.take(began), "at once, and once")
+			time.Sleep(4 * time.Hour)
+			require.Equal(t, []float64{3, 5}, ran.take(began))
+			require.NotContains(t, log.String(), "the plan has changed")
+			require.Equal(t, 1, strings.Count(log.String(), "slot runs again"))
+		})
+	}
+}
+
+// The holder remembers what it has marked, for a failover that loses it. What an operator has asked for since is not lost.
+func TestAFailoverDoesNotUndoThatASlotIsToRunAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, ran, began := storetest.NewMem(), &slots{}, time.Now()
+		mem.Lineages = true
+		store := moving{testkit.NewMovable(mem)}
+		ran.do = func(context.Context, schedule.Slot) error {
+			if len(ran.ran) == 2 {
+				return errors.New("not yet")
+			}
+			return nil
+		}
+		hold(t, store, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do, Retry: 10 * time.Minute})
+		time.Sleep(61 * time.Minute)
+		_, err := schedule.RunAgain(t.Context(), store, key)
+		require.NoError(t, err)
+		time.Sleep(6 * time.Minute)
+		standby := mem.Fork()
+		store.Store(standby)
+		time.Sleep(20 * time.Minute)
+		require.Equal(t, []float64{1, 1, 1}, ran.take(began))
+	})
+}
+
+func TestSeveralSchedulesUnderOneLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, a, b, began := storetest.NewMem(), &slots{}, &slots{}, time.Now()
+		var all []*schedule.Schedule
+		for id, do := range map[string]*slots{"a": a, "b": b} {
+			s, err := schedule.New(schedule.Config{Store: store, Key: tenure.Key{Type: "schedule", ID: id}, Plan: schedule.Interval(time.Hour, 0), Do: do.Do, Logger: quiet})
+			require.NoError(t, err)
+			all = append(all, s)
+		}
+		lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: testkit.LeaseKey, Logger: quiet})
+		require.NoError(t, err)
+		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: schedule.All(all...)})
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 150*time.Minute)
+		defer cancel()
+		require.NoError(t, c.Run(ctx))
+		require.Equal(t, []float64{1, 2}, a.take(began))
+		require.Equal(t, []float64{1, 2}, b.take(began))
+	})
+}
