@@ -155,7 +155,7 @@ func releaseDetached(ctx context.Context, store tenure.Store, claims []Claim) er
 	if err != nil {
 		return err
 	}
-	table := &ownerTable{backend.Claims(), new(groups), valueLimit, true}
+	table := &ownerTable{backend.Claims(), new(groups), valueLimit, true, ""}
 	type owner struct{ kind, session string }
 	owners := make(map[owner][]objects.Claim)
 	for _, c := range claims {

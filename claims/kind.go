@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/witnessed"
 )
@@ -36,7 +37,12 @@ type call struct {
 	cancel context.CancelCauseFunc
 	kept   bool          // the key is not freed when the func returns: the claim has ended, or freeAfter frees it
 	freed  chan struct{} // closed when the func has returned and its key is free
+	late   *time.Timer   // of a func that was told to return; nil: it was not told
+	stuck  bool          // it has not returned for tooLong
 }
+
+// tooLong is how long a func may take to return once it was told to, before a warning says that it does not.
+const tooLong = 10 * time.Second
 
 // isFor reports whether a call, which may be nil, is for a claim.
 func (call *call) isFor(session string, token int64) bool {
@@ -173,6 +179,7 @@ func (k *kind) do(ctx context.Context, c Claim, fn func(context.Context) error) 
 	}
 	unused := false
 	defer func() { k.endFunc(c, call, unused) }() // even after a panic
+	defer context.AfterFunc(ctx, func() { k.await(c, call, context.Cause(ctx)) })()
 	err = fn(context.WithValue(context.WithValue(ctx, claimKey, c), objects.Right, c))
 	cause := context.Cause(ctx)
 	told := errors.Is(cause, tenure.ErrShutdown) || errors.Is(cause, tenure.ErrResigned) || errors.Is(cause, context.Canceled)
@@ -204,13 +211,32 @@ func (k *kind) beginFunc(c Claim, cancel context.CancelCauseFunc) (*call, error)
 	return call, nil
 }
 
+// await warns if a func that was told to return does not.
+func (k *kind) await(c Claim, call *call, cause error) {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	if k.running[c.Key.ID] != call {
+		return
+	}
+	call.late = time.AfterFunc(tooLong, func() {
+		k.s.mu.Lock()
+		defer k.s.mu.Unlock()
+		if k.running[c.Key.ID] == call {
+			call.stuck = true
+			k.s.cfg.Logger.Warn("func was told to return and has not", "claim", c.String(), "cause", logtext.OneLine(cause), "since", tooLong)
+		}
+	})
+}
+
 // endFunc frees the key of a func that has returned, and waits until it is free or the session is lost. unused
 // says that the func has not failed.
 func (k *kind) endFunc(c Claim, call *call, unused bool) {
 	defer call.of.term.busy.Done()
 	defer close(call.freed)
 	k.s.mu.Lock()
-	delete(k.running, c.Key.ID)
+	if delete(k.running, c.Key.ID); call.late != nil {
+		call.late.Stop()
+	}
 	delete(k.strays, c.Key.ID)
 	k.s.noteGivenBack()
 	var batches []*batch

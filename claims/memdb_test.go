@@ -433,7 +433,8 @@ func (d *memDB) sessions(named map[string]bool) (sessions []objects.Session) {
 		for c := range d.wanted {
 			s.Wanted = s.Wanted || c.Session == id
 		}
-		if o, ok := d.record(id); ok {
+		o, ok := d.record(id)
+		if s.Gone = !ok; ok {
 			s.Record = &objects.Row{
 				ID: objects.ID(o.Key), Labels: []byte(objects.EncodeLabels(o.Labels)), Payload: o.Payload, Version: o.Version,
 				Created: stamp(o.CreatedAt), Updated: stamp(o.UpdatedAt), Age: objects.Age(stamp(o.UpdatedAt), d.now()),

@@ -30,6 +30,7 @@ func TestATriggerWithACodeOfItsOwnHoldsUpNoOtherRow(t *testing.T) {
 	require.Equal(t, 1, db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
 	a.stop() // does not wait for the row
 
+	db.endedSession("gone")
 	db.exec(`UPDATE tasks SET session = 'gone', token = token + 1`)
 	db.worker(claims.SessionConfig{TTL: 3 * time.Second}, tasks)
 	testkit.Await(t, "the others are free", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == 1 })

@@ -20,6 +20,7 @@ type ownerTable struct {
 	groups   *groups       // of its statements
 	limit    time.Duration // of a statement
 	requests bool          // whether it keeps requests
+	name     string        // of the user's table; empty: it is the table of claims
 }
 
 // look returns the rows with these IDs that exist.

@@ -70,7 +70,7 @@ func NewQueue(store tenure.Store, cfg QueueConfig) (*Queue, error) {
 		return nil, opError("new queue", err)
 	}
 	q := &Queue{retries: logtext.Retries{Repeat: true}, store: store, cfg: cfg, table: backend.Rows(cfg.statements(), cfg.Logger)}
-	q.rows = &ownerTable{q.table, new(groups), queueLimit, cfg.Requested != ""}
+	q.rows = &ownerTable{q.table, new(groups), queueLimit, cfg.Requested != "", cfg.Table}
 	q.taker = newTaker(q, queueLimit, tenure.DefaultTTL)
 	q.settling = &settling{store: store, ttl: tenure.DefaultTTL, limit: queueLimit, logger: cfg.Logger}
 	q.renewals = backend.Renewals()

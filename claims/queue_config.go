@@ -98,7 +98,8 @@ type QueueConfig struct {
 
 	// Backoff returns how long a row is held back after its func has failed in [Worker.Serve]. It uses
 	// NotBefore; without that column, the session keeps the row meanwhile, until its Deadline at most.
-	// Default: 1s, doubled with each further attempt, at most 5 minutes.
+	// Default: 1s, doubled with each further attempt, at most 5 minutes. Without a column Attempts, Claim.Attempt is
+	// here the number of times in a row that it has failed in this process.
 	Backoff func(Claim) time.Duration
 
 	Logger *slog.Logger // default slog.Default()

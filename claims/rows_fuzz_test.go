@@ -103,6 +103,7 @@ func (db *rowsDB) anyContent(a *worker, column string) {
 		require.Subset(db, takenIDs(owned), []string{"8", "9"}, column)
 		each(got, a.rows.Release)
 	}
+	db.endedSession("gone " + column)
 	db.exec(`UPDATE tasks SET session = 'gone ` + column + `' WHERE '` + column + `' <> 'session' OR id IN ('8', '9')`)
 	each(take(3), a.rows.Finish)
 	require.Equal(db, 2, db.count(`SELECT count(*) FROM tasks WHERE status = 'done' AND id IN ('8', '9') AND session IS NULL`), column)

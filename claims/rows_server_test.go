@@ -301,7 +301,7 @@ func TestTakeGoesOnAlthoughReadyFailsForARow(t *testing.T) {
 	db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued', priority integer NOT NULL DEFAULT 0)`)
 	ddl, err := cfg.PostgresDDL()
 	require.NoError(t, err)
-	db.exec(strings.Replace(ddl, " AND ((priority + 2147483647) > 0)", "", 1)) // an index would refuse the row itself
+	db.exec(strings.ReplaceAll(ddl, " AND ((priority + 2147483647) > 0)", "")) // an index would refuse the row itself
 	db.add(1, 2)
 	a := db.worker(claims.SessionConfig{}, cfg)
 	require.Len(t, a.take(1), 1)
@@ -693,7 +693,7 @@ func TestTheCheckOfATableNamesWhatIsWrong(t *testing.T) {
 			{`SELECT 1`, "does not exist"},
 			{`CREATE TABLE tasks (id INTEGER PRIMARY KEY, status TEXT, priority INTEGER)`, ddl},
 			{`+DROP INDEX tasks_by_session`, `CREATE INDEX IF NOT EXISTS "tasks_by_session"`},
-			{`+DROP INDEX tasks_ready; ALTER TABLE tasks DROP COLUMN status`, "Ready and OrderBy"},
+			{`+DROP INDEX tasks_ready; DROP INDEX tasks_due; ALTER TABLE tasks DROP COLUMN status`, "Ready and OrderBy"},
 			{strings.Replace(fit, "id INTEGER PRIMARY KEY", "id INTEGER", 1), "primary key"},
 		})
 		db.exec(`DROP TABLE tasks; ` + fit)
@@ -778,6 +778,61 @@ func TestBadInputToRows(t *testing.T) {
 	require.ErrorIs(t, rows.Finish(ctx, c), tenure.ErrSetup)
 }
 
+// A million rows that are due next week cost an idle worker nothing.
+func TestRowsThatAreDueLaterAreNotRead(t *testing.T) {
+	testkit.Slow(t)
+	tasks := tasks
+	tasks.OrderBy = ""
+	t.Run("postgres", func(t *testing.T) {
+		db := rowsOnPostgres(t)
+		db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued')`)
+		db.exec(testkit.Must(tasks.PostgresDDL()))
+		db.exec(`INSERT INTO tasks (id, not_before) SELECT i, now() + interval '7 days' FROM generate_series(1, 20000) i`)
+		db.exec(`VACUUM ANALYZE tasks`)
+		rows := db.open().(*tenure.PostgresStore).Backend().Rows(objects.RowsConfig{
+			Table: "tasks", ID: "id", Session: "session", Token: "token", Attempts: "attempts", NotBefore: "not_before", Ready: tasks.Ready, Done: tasks.Done,
+		}, testkit.Quiet).(*pgobjects.Rows)
+		require.NoError(t, rows.Check(t.Context(), time.Minute))
+		statements, args := rows.Statements("s0", []string{"1"}, []int64{1})
+		err := pgx.BeginFunc(t.Context(), db.pool, func(tx pgx.Tx) error {
+			testkit.ExecPostgres(t, tx, `SET LOCAL plan_cache_mode = force_custom_plan`) // as all are sent
+			got, err := tx.Query(t.Context(), "EXPLAIN (ANALYZE, COSTS off, TIMING off) "+statements["take"], args["take"]...)
+			if err != nil {
+				return err
+			}
+			plan, err := pgx.CollectRows(got, pgx.RowTo[string])
+			require.Contains(t, strings.Join(plan, "\n"), "tasks_due")
+			require.NotContains(t, strings.Join(plan, "\n"), "Rows Removed by Filter")
+			return err
+		})
+		require.NoError(t, err)
+	})
+	t.Run("sqlite", func(t *testing.T) {
+		db := rowsOnSQLite(t)
+		db.exec(`CREATE TABLE tasks (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'queued')`)
+		db.exec(testkit.Must(tasks.SQLiteDDL()))
+		db.exec(`INSERT INTO tasks (id, not_before) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200000) SELECT i, 99999999999999 FROM n`)
+		rows := db.open().(*tenure.SQLiteStore).Backend().Rows(objects.RowsConfig{
+			Table: "tasks", ID: "id", Session: "session", Token: "token", Attempts: "attempts", NotBefore: "not_before", Ready: tasks.Ready, Done: tasks.Done,
+		}, testkit.Quiet)
+		take := objects.Taking{Session: "s", N: 1}
+		began := time.Now()
+		for range 100 { // 15 s if each reads all rows
+			taken, err := rows.TakeReady(t.Context(), take, time.Minute)
+			require.NoError(t, err)
+			require.Empty(t, taken)
+		}
+		require.Less(t, time.Since(began), 5*time.Second)
+		for _, due := range []string{`0`, `NULL`} {
+			db.exec(`UPDATE tasks SET not_before = ` + due + ` WHERE id = 17`)
+			taken, err := rows.TakeReady(t.Context(), take, time.Minute)
+			require.NoError(t, err)
+			require.Len(t, taken, 1)
+			db.exec(`UPDATE tasks SET session = NULL WHERE id = 17`)
+		}
+	})
+}
+
 func second[T any](_ T, err error) error { return err }
 
 // The statements find what they need by the partial indexes, however many rows are done.
@@ -808,6 +863,7 @@ func TestThePlansUseThePartialIndexes(t *testing.T) {
 				break // SQLite's takes by ID what ready has found
 			}
 			require.Contains(t, plan, "tasks_ready", name)
+		case "due": // of rows that are all due, it reads one
 		case "expired":
 			require.Contains(t, plan, "tasks_expires", name)
 			require.NotContains(t, plan, "Sort", name)

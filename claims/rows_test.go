@@ -170,6 +170,14 @@ func (db *rowsDB) removeSession(session string) {
 	})
 }
 
+// endedSession begins a session and ends it.
+func (db *rowsDB) endedSession(id string) {
+	db.Helper()
+	lease, err := tenure.NewLease(db.open(), tenure.LeaseConfig{Key: claims.SessionKey(id), Logger: testkit.Quiet})
+	require.NoError(db, err)
+	require.NoError(db, lease.Release(db.Context(), testkit.MustAcquire(db.T, lease)))
+}
+
 // worker is a process that works on rows.
 type worker struct {
 	db      *rowsDB

@@ -81,6 +81,7 @@ type Session struct {
 
 	started  atomic.Bool // Run was called
 	returned atomic.Bool // and has returned
+	missed   atomic.Bool // a warning says that it was not called
 	sweeper  sweeper
 	retries  logtext.Retries
 	joining  sync.Mutex // held while a worker is added, so that two queues on a table share one kind
@@ -145,7 +146,7 @@ func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
 		ReleaseRequested: cfg.ReleaseRequested, PollInterval: cmp.Or(cfg.PollInterval, min(lease.TTL/6, 10*time.Second)), Drain: cfg.Drain,
 	}
 	s.limit = min((s.cfg.RenewDeadline-s.cfg.RenewInterval)/2, 10*time.Second) // as a coordinator's calls have
-	s.table = &ownerTable{table, new(groups), s.limit, true}
+	s.table = &ownerTable{table, new(groups), s.limit, true, ""}
 	s.settling = &settling{store: store, ttl: s.cfg.TTL, limit: s.limit, expiry: s.cfg.Expiry, logger: s.cfg.Logger}
 	s.sweeper.init(s)
 	return s, nil
@@ -388,6 +389,9 @@ func (s *Session) Valid() bool {
 
 // await waits until there is a term. If there will be none, it returns [ErrClosed].
 func (s *Session) await(ctx context.Context) error {
+	if !s.started.Load() {
+		defer time.AfterFunc(5*time.Second, s.missRun).Stop()
+	}
 	closed := false
 	err := s.until(ctx, func() bool {
 		closed = s.closed
@@ -397,6 +401,17 @@ func (s *Session) await(ctx context.Context) error {
 		err = ErrClosed
 	}
 	return err
+}
+
+var errNotRun = errors.New("Session.Run was not called: until it is, nothing can be claimed")
+
+// missRun says, once, that a call waits for a session that nobody has begun.
+func (s *Session) missRun() {
+	if s.started.Load() || !s.missed.CompareAndSwap(false, true) {
+		return
+	}
+	s.update(func() { s.history.failed = errNotRun })
+	s.cfg.Logger.Warn(errNotRun.Error())
 }
 
 // until waits until is returns true. It calls is with mu held, at first and whenever a field has changed.

@@ -37,15 +37,16 @@ type sweeper struct {
 	looking map[*ownerTable]bool            // tables of the user that a goroutine is looking at
 	looked  chan look                       // what these goroutines find
 
-	seen     map[string]*seenSession // the records of sessions, by their IDs
-	shortest time.Duration           // the shortest TTL of a session
-	orphans  map[string]time.Time    // sessions without a record that rows of the user still name, and since when
-	expiry   time.Time               // the next sweep need not come earlier: no session expires before
-	after    string                  // where the next list of sessions begins, see collect
-	round    int                     // how many times collect has gone through all sessions
-	server   int64                   // the server that answered the last sweep, see [objects.Session]; 0: none
-	live     bool                    // whether hints could be expected at the last sweep
-	compared time.Time               // when compare last had all rows looked at
+	seen     map[string]*seenSession   // the records of sessions, by their IDs
+	shortest time.Duration             // the shortest TTL of a session
+	orphans  map[string]time.Time      // sessions without a record that rows of the user still name, and since when
+	told     map[*ownerTable]time.Time // when owners of its rows were last said to be no sessions
+	expiry   time.Time                 // the next sweep need not come earlier: no session expires before
+	after    string                    // where the next list of sessions begins, see collect
+	round    int                       // how many times collect has gone through all sessions
+	server   int64                     // the server that answered the last sweep, see [objects.Session]; 0: none
+	live     bool                      // whether hints could be expected at the last sweep
+	compared time.Time                 // when compare last had all rows looked at
 	sweeps   int
 	failures int         // since the last sweep that succeeded
 	pruned   time.Time   // when prune last began
@@ -67,7 +68,7 @@ type seenSession struct {
 func (w *sweeper) init(s *Session) {
 	w.compared = time.Now()
 	w.s, w.kick, w.seen = s, make(chan struct{}, 1), make(map[string]*seenSession)
-	w.orphans = make(map[string]time.Time)
+	w.orphans, w.told = make(map[string]time.Time), make(map[*ownerTable]time.Time)
 	w.named, w.looking, w.looked = make(map[*ownerTable]map[string]bool), make(map[*ownerTable]bool), make(chan look)
 	w.shortest = s.cfg.TTL
 }
@@ -259,11 +260,14 @@ func (w *sweeper) judgeNamed(ctx context.Context, l look) {
 	if rows {
 		w.compare(l, false)
 	}
+	var unknown []string
 	for _, session := range l.sessions {
 		if session.ID == own && (session.Wanted || rows && l.regular && l.table.requests) {
 			s.recheckRequests(own)
 		}
 		switch r := session.Record; {
+		case r == nil && !w.isGone(session, l.asked):
+			unknown = append(unknown, session.ID)
 		case r == nil && (l.regular || rows && w.orphaned(session.ID, l.asked)):
 			w.free(ctx, session.ID, l.table)
 		case r != nil && session.ID != own:
@@ -272,6 +276,28 @@ func (w *sweeper) judgeNamed(ctx context.Context, l look) {
 			}, l.asked, l.answered)
 		}
 	}
+	w.tellUnknown(l.table, unknown)
+}
+
+// isGone reports whether a session without a record was one of this store. What has been found gone stays so, although
+// the store remembers that for a day only.
+func (w *sweeper) isGone(session objects.Session, now time.Time) bool {
+	_, noted := w.orphans[session.ID]
+	if session.Gone && !noted {
+		w.orphans[session.ID] = now
+	}
+	return session.Gone || noted
+}
+
+// tellUnknown logs that rows of a table name owners that have never been sessions of this store: those of another system, or of
+// another table of objects. They may be at work, so their rows are not freed.
+func (w *sweeper) tellUnknown(table *ownerTable, owners []string) {
+	if len(owners) == 0 || time.Since(w.told[table]) < time.Hour {
+		return
+	}
+	w.told[table] = time.Now()
+	w.s.cfg.Logger.Warn("rows name owners that are no sessions of this store, and are not taken: set their session to NULL if nobody works on them",
+		"table", table.name, "owners", len(owners), "first", owners[0])
 }
 
 // noteKnown notes which sessions the last looks have seen.

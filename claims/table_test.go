@@ -264,7 +264,7 @@ func (d *tables) readsSessions() {
 	time.Sleep(20 * time.Millisecond)
 	sessions := must(d.Sessions(d.Context(), testkit.Patience))(d.T)
 	require.Len(d, sessions, 2)
-	require.Equal(d, objects.Session{ID: "gone", Server: sessions[0].Server}, sessions[1])
+	require.Equal(d, objects.Session{ID: "gone", Gone: true, Server: sessions[0].Server}, sessions[1])
 	r := sessions[0].Record
 	require.Equal(d, "a", sessions[0].ID)
 	require.Equal(d, objects.ID{Type: objects.SessionType, ID: "a"}, r.ID)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -31,8 +32,15 @@ type Worker struct {
 	claimer   *claimer
 	registers *ledger // of the last term that has tried to register the queue; guarded by the kind's turn
 
-	mu    sync.Mutex // guards lines and their fields; never held across I/O, nor together with the session's mu
-	lines []*line    // of calls of Take that have no rows yet
+	mu       sync.Mutex // guards lines and their fields, and failures; never held across I/O, nor together with the session's mu
+	lines    []*line    // of calls of Take that have no rows yet
+	failures map[string]failing
+}
+
+// failing is a row whose func keeps failing in this process.
+type failing struct {
+	times int
+	told  time.Time // when a warning last said so
 }
 
 // NewWorker returns the worker of a session on a queue, which must be in the session's store. Each
@@ -75,7 +83,7 @@ func kindOf(s *Session, q *Queue) (*kind, error) {
 	s.mu.Unlock()
 	switch {
 	case k == nil || k.queue == nil:
-		kinds, err := newKinds(s, &ownerTable{q.table, q.rows.groups, s.limit, q.cfg.Requested != ""}, q, q.cfg.Table)
+		kinds, err := newKinds(s, &ownerTable{q.table, q.rows.groups, s.limit, q.cfg.Requested != "", q.cfg.Table}, q, q.cfg.Table)
 		if err != nil {
 			return nil, err
 		}
@@ -238,9 +246,16 @@ func (w *Worker) serve(ctx context.Context, idle chan struct{}, begin func(Claim
 
 // runOne runs fn for a row, and then finishes or releases the row. done finishes it; if done is nil, fn does.
 func (w *Worker) runOne(ctx context.Context, c Claim, fn, done func(context.Context, Claim) error) {
+	var cause error // why fn was told to return; nil: it was not
 	log := func(err error) {
-		if err != nil {
-			w.s.cfg.Logger.Warn("failed to finish a row", "table", w.q.cfg.Table, "id", c.Key.ID, "attempt", c.Attempt, "error", logtext.OneLine(err))
+		attrs := []any{"table", w.q.cfg.Table, "id", c.Key.ID, "attempt", c.Attempt, "error", logtext.OneLine(err)}
+		switch {
+		case err == nil:
+			w.succeeded(c)
+		case errors.Is(cause, tenure.ErrShutdown) || errors.Is(cause, tenure.ErrResigned):
+			w.s.cfg.Logger.Info("row was given back before it was done", attrs...)
+		default:
+			w.s.cfg.Logger.Log(ctx, w.failed(c), "row failed", attrs...)
 		}
 	}
 	log(w.Do(ctx, c, func(ctx context.Context) error {
@@ -255,7 +270,7 @@ func (w *Worker) runOne(ctx context.Context, c Claim, fn, done func(context.Cont
 			log(w.finishOrRelease(ctx, c, report.ErrGoexit, done))
 		}()
 		err := logtext.Sound(fn(ctx, c))
-		returned = true
+		returned, cause = true, context.Cause(ctx)
 		return w.finishOrRelease(ctx, c, err, done)
 	}))
 }
@@ -281,9 +296,43 @@ func (w *Worker) finishOrRelease(ctx context.Context, c Claim, err error, done f
 		err = errUnfinished
 	}
 	if err != nil && w.Holds(c) {
-		w.releaseAfter(c, w.q.backoff(c))
+		counted := c
+		if w.q.cfg.Attempts == "" { // otherwise each pause would be that of a first failure
+			counted.Attempt = w.timesFailed(c) + 1
+		}
+		w.releaseAfter(c, w.q.backoff(counted))
 	}
 	return err
+}
+
+// failed notes that a row has failed. It returns the level at which that is logged: a row that keeps failing is told
+// about once an hour.
+func (w *Worker) failed(c Claim) slog.Level {
+	const most = 10_000
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f := w.failures[c.Key.ID]
+	if w.failures == nil || len(w.failures) >= most && f.times == 0 {
+		w.failures = make(map[string]failing)
+	}
+	level := slog.LevelDebug
+	if f.times++; time.Since(f.told) >= time.Hour {
+		f.told, level = time.Now(), slog.LevelWarn
+	}
+	w.failures[c.Key.ID] = f
+	return level
+}
+
+func (w *Worker) timesFailed(c Claim) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.failures[c.Key.ID].times
+}
+
+func (w *Worker) succeeded(c Claim) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.failures, c.Key.ID)
 }
 
 // finishDone finishes a row whose func has returned nil. It repeats a statement whose answer was lost.

@@ -219,7 +219,7 @@ func TestADriverThatWasPausedAddsNothing(t *testing.T) {
 			testkit.Await(s.T, fmt.Sprint("the driver that was paused at step ", i+1, " is refused"), func() bool {
 				log := d.log.String()
 				return strings.Contains(log, "to the journal") || strings.Contains(log, "taken by another: runs/") ||
-					!inTime && strings.Contains(log, "failed to finish a row") // it was at a call
+					!inTime && strings.Contains(log, "row failed") // it was at a call
 			})
 		}
 		for _, d := range paused {

@@ -49,7 +49,8 @@ type Claim struct {
 // Session is a session named by rows of the claims' table.
 type Session struct {
 	ID     string
-	Record *Row  // nil: the session is gone
+	Record *Row  // nil: it has none
+	Gone   bool  // it has no record, and has had one
 	Wanted bool  // one of the rows was requested
 	Server int64 // which start of which server has answered; 0: unknown
 }

@@ -211,6 +211,7 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 	if cfg.Ready != "" {
 		ready += " AND (" + line(cfg.Ready) + ")"
 	}
+	andReadyWhenDue := ready
 	notBefore := Quoted(cfg.NotBefore)
 	if cfg.NotBefore != "" {
 		ready += " AND (" + notBefore + " IS NULL OR " + notBefore + " <= " + d.Now + ")"
@@ -244,7 +245,7 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 	}
 	return []string{
 		"{id}", Quoted(cfg.ID), "{session}", Quoted(cfg.Session), "{token}", Quoted(cfg.Token), "{not_before}", notBefore, "{requested}", Quoted(cfg.Requested),
-		"{attempts}", attempts, "{count}", count, "{and_ready}", ready + d.Ready, "{order}", order,
+		"{attempts}", attempts, "{count}", count, "{and_ready}", ready + d.Ready, "{and_ready_when_due}", andReadyWhenDue, "{order}", order,
 		"{done}", assign(cfg.Done), "{exhausted}", assign(cfg.Exhausted),
 		"{count_for}", countFor, "{uncount}", uncount, "{rest}", rest, "{released}", assign(cfg.Released), "{expires}", Quoted(cfg.Expires), "{unexpired}", unexpired,
 		"{key}", Quoted(cfg.PerKey), "{key_limit}", strconv.Itoa(cfg.KeyLimit),
@@ -283,9 +284,15 @@ func (cfg RowsConfig) Indexes(table string, name func(suffix string) string) (by
 				name("_ready"), table, commented(cmp.Or(cfg.OrderBy, Quoted(cfg.ID))), session, where)
 }
 
-// MoreIndexes returns the statements that create the index of expiring claims and the indexes by PerKey; empty: none is
-// needed.
+// MoreIndexes returns the statements that create the index of rows that are due later, that of expiring claims, and the
+// indexes by PerKey; empty: none is needed.
 func (cfg RowsConfig) MoreIndexes(table string, name func(suffix string) string) (ddl string) {
+	if cfg.NotBefore != "" && !strings.HasPrefix(strings.Trim(cfg.OrderBy, `"`), cfg.NotBefore) {
+		byTime := cfg
+		byTime.OrderBy = Quoted(cfg.NotBefore)
+		_, due := byTime.Indexes(table, func(string) string { return name("_due") })
+		ddl += due + ";\n"
+	}
 	if cfg.Expires != "" {
 		ddl = fmt.Sprintf("CREATE INDEX IF NOT EXISTS %s ON %s (%s) WHERE %[3]s IS NOT NULL AND %s IS NOT NULL;\n",
 			name("_expires"), table, Quoted(cfg.Expires), Quoted(cfg.Session))

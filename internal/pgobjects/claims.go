@@ -151,7 +151,7 @@ const (
 				UNION ALL
 				SELECT (SELECT session FROM {claims} c WHERE c.session > named.session ORDER BY session LIMIT 1)
 				FROM named WHERE session IS NOT NULL)
-			SELECT session, o.id IS NULL, labels, coalesce(payload, ''), coalesce({version}, 0), created_at_ms, updated_at_ms, {now_us},
+			SELECT session, o.id IS NULL, true, labels, coalesce(payload, ''), coalesce({version}, 0), created_at_ms, updated_at_ms, {now_us},
 				EXISTS (SELECT FROM {requests} r WHERE r.session = named.session), {server}
 			FROM named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = session
 			WHERE session IS NOT NULL`
@@ -309,10 +309,10 @@ func scanClaim(row pgx.CollectableRow) (c objects.Claim, err error) {
 
 func scanSession(row pgx.CollectableRow) (s objects.Session, err error) {
 	var r objects.Row
-	var gone bool
+	var missing, known bool
 	var nowUS int64
-	err = row.Scan(&s.ID, &gone, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS, &s.Wanted, &s.Server)
-	if !gone {
+	err = row.Scan(&s.ID, &missing, &known, &r.Labels, &r.Payload, &r.Version, &r.Created, &r.Updated, &nowUS, &s.Wanted, &s.Server)
+	if s.Gone = missing && known; !missing {
 		r.ID = objects.ID{Type: objects.SessionType, ID: s.ID}
 		r.Age = objects.Age(r.Updated, time.UnixMicro(nowUS))
 		s.Record = &r

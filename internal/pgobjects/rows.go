@@ -46,6 +46,7 @@ type rowSetup struct {
 // rowFacts has the facts that the statements depend on.
 type rowFacts struct {
 	schema, objects string // of the table; the quoted name of the library's table of objects
+	tombstones      string // the same of tombstones; empty: they don't say which sessions there were
 	id, attempts    string // types of columns
 	key             string // type of the column of PerKey
 	sessionLength   int    // how many characters the session's column holds; 0: any number
@@ -54,7 +55,7 @@ type rowFacts struct {
 // newRowTexts returns the texts that make statements on rows.
 func newRowTexts(cfg objects.RowsConfig, found rowFacts) *objects.Texts {
 	d := objects.RowsDialect{
-		Now: "clock_timestamp()", Attempts: "coalesce({}, 0)", Next: "{} + 1", Back: "greatest({}, 1) - 1",
+		Now: "statement_timestamp()", Attempts: "coalesce({}, 0)", Next: "{} + 1", Back: "greatest({}, 1) - 1",
 		In: func(us string) string { return "clock_timestamp() + " + us + " * interval '1 microsecond'" },
 		Rest: func(first, most time.Duration) string {
 			return fmt.Sprintf("least(%d * power(2, least(greatest({} - 1, 0), 60)), %d) * (1 - random() / 4)", first.Microseconds(), most.Microseconds())
@@ -66,7 +67,12 @@ func newRowTexts(cfg objects.RowsConfig, found rowFacts) *objects.Texts {
 	if found.id == "text" { // an empty key is not a key
 		d.Ready = " AND " + objects.Quoted(cfg.ID) + " <> ''"
 	}
+	known := "true"
+	if found.tombstones != "" {
+		known = "EXISTS (SELECT FROM " + found.tombstones + " d WHERE d.object_type = '" + objects.SessionType + "' AND d.id = tenure_named.session)"
+	}
 	return objects.NewTexts(slices.Concat(words(), cfg.Words(d), []string{
+		"{known}", known,
 		"{rows}", quoted(found.schema, cfg.Table), "{rows_literal}", literal(quoted(found.schema, cfg.Table)), "{objects}", found.objects, "{type}", found.id,
 		"{key_type}", found.key, "{more}", "",
 	})...)
@@ -126,7 +132,7 @@ const (
 				UNION ALL
 				SELECT (SELECT {session} FROM {rows} r WHERE r.{session} > tenure_named.session ORDER BY {session} LIMIT 1)
 				FROM tenure_named WHERE tenure_named.session IS NOT NULL)
-			SELECT tenure_named.session, o.id IS NULL, labels, coalesce(payload, ''), coalesce({version}, 0), created_at_ms, updated_at_ms, {now_us}, false, {server}
+			SELECT tenure_named.session, o.id IS NULL, {known}, labels, coalesce(payload, ''), coalesce({version}, 0), created_at_ms, updated_at_ms, {now_us}, false, {server}
 			FROM tenure_named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = tenure_named.session
 			WHERE tenure_named.session IS NOT NULL`
 	lookAtRows = `

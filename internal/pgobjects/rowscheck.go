@@ -148,6 +148,9 @@ func (r *Rows) check(ctx context.Context, own *setup) (*rowSetup, error) {
 		schema: found.schema, objects: names.tables[objects.TableOfObjects], id: found.types[cfg.ID], attempts: found.types[cfg.Attempts], sessionLength: found.sessionLength,
 		key: found.types[cfg.PerKey],
 	}}
+	if own != nil && own.tombstones && !own.unlogged {
+		now.tombstones = names.tables[objects.TableOfTombstones]
+	}
 	if now.id == "character varying" {
 		now.id = "text"
 	}

@@ -182,7 +182,8 @@ const (
 	andTombstone = `,
 			tombstone AS (
 				INSERT INTO {tombstones} AS t (object_type, id, resource_version)
-				SELECT $1, $2, resource_version FROM gone WHERE resource_version < {version_limit}
+				SELECT $1, $2, CASE WHEN $1 = '` + objects.SessionType + `' THEN greatest(resource_version, {now_us}) ELSE resource_version END
+				FROM gone WHERE resource_version < {version_limit}
 				ON CONFLICT (object_type, id) DO UPDATE SET resource_version =
 					greatest(CASE WHEN t.resource_version < {version_limit} THEN t.resource_version END, excluded.resource_version))`
 	// A release need not be durable: if a crash undoes it, the lease expires. It therefore

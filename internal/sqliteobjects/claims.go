@@ -85,7 +85,7 @@ const (
 				SELECT min(session) FROM {claims}
 				UNION ALL
 				SELECT (SELECT min(c.session) FROM {claims} c WHERE c.session > named.session) FROM named WHERE named.session IS NOT NULL)
-			SELECT session, o.id IS NULL, EXISTS (SELECT 1 FROM {requests} r WHERE r.session = named.session), name, labels, payload, +resource_version, +created_at_ms, +updated_at_ms
+			SELECT session, o.id IS NULL, 1, EXISTS (SELECT 1 FROM {requests} r WHERE r.session = named.session), name, labels, payload, +resource_version, +created_at_ms, +updated_at_ms
 			FROM named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = session
 			WHERE session IS NOT NULL`
 	// The next claim of a deleted row still gets a greater token, because tokens follow the time,
@@ -214,10 +214,10 @@ func (c *Claims) Sessions(ctx context.Context, limit time.Duration) ([]objects.S
 }
 
 func scanSession(rows *sql.Rows) (s objects.Session, err error) {
-	var gone bool
+	var missing, known bool
 	var r objects.Row
-	err = rows.Scan(append([]any{&s.ID, &gone, &s.Wanted}, columns(&r)...)...)
-	if !gone {
+	err = rows.Scan(append([]any{&s.ID, &missing, &known, &s.Wanted}, columns(&r)...)...)
+	if s.Gone = missing && known; !missing {
 		r.ID = objects.ID{Type: objects.SessionType, ID: s.ID}
 		r.Age = objects.Age(r.Updated, time.Now())
 		s.Record = &r

@@ -54,6 +54,10 @@ const (
 	whichAreReady = `FROM {rows}
 			WHERE {session} IS NULL{and_ready}{where} AND hex({id}) NOT IN (SELECT value FROM json_each(?2)) AND CAST({id} AS TEXT) <> ''
 				AND ` + ofThese
+	// Each half finds its rows in the index of rows by time; readyRows walks all ready rows in their order.
+	anyDue = `
+			SELECT EXISTS (SELECT 1 FROM {rows} WHERE {session} IS NULL{and_ready_when_due} AND {not_before} <= ?1)
+				OR EXISTS (SELECT 1 FROM {rows} WHERE {session} IS NULL{and_ready_when_due} AND {not_before} IS NULL)`
 	ofThese       = `(?4 IS NULL OR hex({id}) IN (SELECT value FROM json_each(?4)))`
 	ofTheseByText = `{id} IN (SELECT value FROM json_each(?4))` // finds them in the index
 	// A row whose ID is a blob was found by a text that may be another row's ID, and that row may be
@@ -76,7 +80,8 @@ const (
 				SELECT min({session}) FROM {rows} WHERE {session} IS NOT NULL
 				UNION ALL
 				SELECT (SELECT min(r.{session}) FROM {rows} r WHERE r.{session} > tenure_named.session) FROM tenure_named WHERE tenure_named.session IS NOT NULL)
-			SELECT tenure_named.session, o.id IS NULL, 0, name, labels, payload, +resource_version, +created_at_ms, +updated_at_ms
+			SELECT tenure_named.session, o.id IS NULL,
+				EXISTS (SELECT 1 FROM {tombstones} d WHERE d.object_type = '` + objects.SessionType + `' AND d.id = tenure_named.session), 0, name, labels, payload, +resource_version, +created_at_ms, +updated_at_ms
 			FROM tenure_named LEFT JOIN {objects} o ON o.object_type = '` + objects.SessionType + `' AND o.id = tenure_named.session
 			WHERE tenure_named.session IS NOT NULL`
 	lookAtRows = `SELECT ` + rowColumns + ` FROM {rows} WHERE {id} IN (SELECT value FROM json_each(?1))`
@@ -150,6 +155,12 @@ func (r *Rows) scan(rows *sql.Rows) (objects.Claim, error) {
 
 // mayTake returns the IDs of the rows that may be taken.
 func (r *Rows) mayTake(ctx context.Context, db reader, n int, take objects.Taking) ([]string, error) {
+	if r.cfg.NotBefore != "" && !take.Remote { // of a remote session, readyRows also finds out whether it has ended
+		due, err := all(ctx, db, func(rows *sql.Rows) (due bool, err error) { return due, rows.Scan(&due) }, r.texts.In(anyDue), time.Now().UnixMilli())
+		if err != nil || !due[0] {
+			return nil, err
+		}
+	}
 	if r.cfg.PerKey != "" {
 		return r.openIDs(ctx, db, n, take)
 	}

@@ -9,9 +9,12 @@ func (r *Rows) Statements() map[string]string {
 		"ready": readyRows, "take": takeRows, "free": setting(freeRows, "{session} = NULL"), "owned": ownedRows, "owned after": ownedRowsAfter,
 		"sessions": sessionsOfRows, "stand": lookAtRows, "done": setting(endRows, "{session} = NULL{done}"), "statement": endRowOrFail,
 		"ready for": forRemote(readyRows), "expired": expiredRows, "expire": setting(freeExpiredRows, "{session} = NULL"),
-		"open": openRows, "open of all": openRowsOfAll,
+		"due": anyDue, "open": openRows, "open of all": openRowsOfAll,
 	} {
 		if r.cfg.PerKey == "" && strings.HasPrefix(name, "open") {
+			continue
+		}
+		if r.cfg.NotBefore == "" && name == "due" {
 			continue
 		}
 		if r.cfg.Expires == "" && strings.HasPrefix(name, "expire") {

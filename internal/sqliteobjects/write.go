@@ -129,7 +129,11 @@ func (t *Table) Delete(ctx context.Context, id objects.ID, cond objects.Conditio
 		if err != nil {
 			return err
 		}
-		if _, err := tx.ExecContext(ctx, t.in(putTombstone), id.Type, id.ID, cond.Version); err != nil {
+		version := cond.Version
+		if id.Type == objects.SessionType { // the tombstone says for a day that there was such a session
+			version = max(version, time.Now().UnixMicro())
+		}
+		if _, err := tx.ExecContext(ctx, t.in(putTombstone), id.Type, id.ID, version); err != nil {
 			return err
 		}
 		_, err = tx.ExecContext(ctx, t.in(pruneTombstones), time.Now().Add(-objects.TombstoneAge).UnixMicro())

@@ -48,7 +48,7 @@ func TestLinksInTheDocumentsLeadSomewhere(t *testing.T) {
 // block that begins with a package clause is the whole file.
 func TestGoInTheDocumentsIsCompiledCode(t *testing.T) {
 	testkit.Docs(t)
-	files := []string{"example_test.go", "storetest/example_test.go", "storetest/example_job_test.go", "schedule/example_test.go", "claims/example_test.go", "claims/example_queue_test.go", "claims/example_slots_test.go", "claims/example_faults_test.go", "claims/example_outage_test.go", "shards/example_test.go", "route/example_test.go", "witness/example_test.go"}
+	files := []string{"example_test.go", "storetest/example_test.go", "storetest/example_job_test.go", "schedule/example_test.go", "claims/example_test.go", "claims/example_queue_test.go", "claims/example_slots_test.go", "claims/example_faults_test.go", "claims/example_outage_test.go", "claims/cancel_test.go", "shards/example_test.go", "route/example_test.go", "witness/example_test.go"}
 	for _, others := range []string{"examples/*/*.go", "*tenure/example_test.go", "stores/*/example_test.go"} { // some are modules of their own
 		programs, err := filepath.Glob(others)
 		require.NoError(t, err)
@@ -101,9 +101,9 @@ var diagrams = regexp.MustCompile("(?ms)^```mermaid$.*?^```$")
 var longPages = map[string]int{
 	"docs/command.md":      1800,
 	"docs/faults-found.md": 2800, // a list
-	"docs/operations.md":   3600, // a reference
+	"docs/operations.md":   4000, // a reference
 	"docs/protocol.md":     1900, // a paper
-	"docs/formats.md":      2500,
+	"docs/formats.md":      2600,
 }
 
 func TestEachDocumentIsInTheIndexAndIsAPage(t *testing.T) {

@@ -154,6 +154,7 @@ func (r *replica) drainsItself(d time.Duration) {
 func (j *judge) mayTake(l *life, what string) {
 	switch m := &l.r.marked; {
 	case l.drain == nil:
+	case l.out() && !l.byStart && time.Now().Equal(m.until): // its coordinator may be told of that before setDrained is called
 	case l.out():
 		j.violated("drain", "%s %s, and has been drained for %v", l.r.name, what, time.Since(l.since))
 	case m.stands() && m.at.Before(l.started):
