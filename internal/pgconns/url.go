@@ -1,12 +1,14 @@
 package pgconns
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"regexp"
 	"slices"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -32,6 +34,14 @@ func ParseURL(url string) (*pgxpool.Config, error) {
 	}
 	if !choosesServer(url) {
 		findPrimary(cfg.ConnConfig)
+	}
+	// A password in a file (passfile, service) may be rotated while the program runs, so each connection
+	// reads the files anew. If they can't be read now, what was read before may still be right.
+	cfg.BeforeConnect = func(_ context.Context, conn *pgx.ConnConfig) error {
+		if now, err := pgconn.ParseConfig(url); err == nil {
+			conn.User, conn.Password = now.User, now.Password
+		}
+		return nil
 	}
 	return cfg, nil
 }
