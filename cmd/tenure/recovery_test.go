@@ -3,12 +3,21 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/nats-io/nats.go"
+
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/storekit"
 )
 
 func TestARotatedPasswordIsReadFromItsFile(t *testing.T) {
@@ -37,4 +46,104 @@ func TestARotatedPasswordIsReadFromItsFile(t *testing.T) {
 	s.awaitStart(t, 0)
 	rotate("second", `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'`)
 	awaitRenewal(t, s.open(t))
+}
+
+func TestAStoreThatWasLostIsSetUpAgain(t *testing.T) {
+	t.Parallel()
+	for name, lost := range map[string]func(t *testing.T) (store string, lose func()){
+		"postgres": func(t *testing.T) (string, func()) {
+			url := testkit.PostgresURL(t)
+			return url, func() { execSQL(t, connect(t, url), `DROP TABLE objects, objects_tombstones`) }
+		},
+		"nats": func(t *testing.T) (string, func()) {
+			url := startNATS(t, nil)
+			return url, func() {
+				conn := testkit.Must(nats.Connect(url))
+				defer conn.Close()
+				if err := testkit.Must(conn.JetStream()).DeleteStream("TENURE"); err != nil {
+					t.Error(err)
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			store, lose := lost(t)
+			s := newSite(t, store)
+			for _, name := range []string{"a", "b"} {
+				s.start(t, name, s.service(t)...)
+			}
+			s.awaitStart(t, 0)
+			lose()
+			s.awaitStart(t, 1) // the site's tokens rise, and no two services run at once
+			awaitRenewal(t, s.open(t))
+		})
+	}
+}
+
+// emptied is a store without its tables. It can't be opened.
+type emptied struct {
+	database
+	migrated int
+	err      error
+}
+
+func (s *emptied) Migrate(context.Context) error { s.migrated++; return s.err }
+func (*emptied) String() string                  { return "emptied" }
+
+func TestALostStoreIsSetUpAgainOnceNoHolderTrustsItsTerm(t *testing.T) {
+	t.Parallel()
+	missing := fmt.Errorf("acquire: %w", storekit.NotMigrated(errors.New("no table")))
+	denied := fmt.Errorf("acquire: %w", tenure.ErrSetup)
+	for name, test := range map[string]struct {
+		attempt  func(second int) error // at each second
+		migrate  error
+		migrated int // in 20 s, at a TTL of 5 s
+		ends     int // second at which run has ended; 0: it goes on
+	}{
+		"missing": {func(int) error { return missing }, nil, 3, 0},
+		"missing, after a longer TTL": {func(s int) error {
+			return oneOf(s == 0, error(&tenure.HeldError{Holding: tenure.Holding{TTL: 15 * time.Second}}), missing)
+		}, nil, 1, 0},
+		"missing now and then":         {func(s int) error { return oneOf(s%4 == 0, errors.New("down"), missing) }, nil, 0, 0},
+		"missing, and may not be made": {func(int) error { return missing }, denied, 61, 65},
+		"denied for long":              {func(int) error { return denied }, nil, 0, 65},
+		"denied for a while":           {func(s int) error { return oneOf(s == 60, nil, denied) }, nil, 0, 0},
+		"down":                         {func(int) error { return errors.New("down") }, nil, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
+				r := &runner{opts: &runOptions{ttl: 5 * time.Second}, log: slog.New(slog.DiscardHandler), shutdown: cancel}
+				store := &emptied{err: test.migrate}
+				attempted := r.setUpAgain(ctx, store)
+				ended := 0
+				for second := range 100 {
+					if second == 20 && test.ends == 0 && store.migrated != test.migrated {
+						t.Errorf("set up %d times, want %d", store.migrated, test.migrated)
+					}
+					attempted(0, test.attempt(second))
+					if ctx.Err() != nil {
+						ended = second
+						break
+					}
+					time.Sleep(time.Second)
+				}
+				if ended != test.ends {
+					t.Errorf("ended after %d s, want %d", ended, test.ends)
+				}
+				if test.ends > 0 && (store.migrated != test.migrated || !errors.Is(context.Cause(ctx), tenure.ErrSetup)) {
+					t.Errorf("set up %d times, and ended with %v", store.migrated, context.Cause(ctx))
+				}
+			})
+		})
+	}
+}
+
+func oneOf[T any](first bool, a, b T) T {
+	if first {
+		return a
+	}
+	return b
 }

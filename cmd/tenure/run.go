@@ -19,6 +19,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
 func runCommand(out *output) *cobra.Command {
@@ -104,7 +106,7 @@ type runner struct {
 	args        []string // the guard's arguments after its timing
 	timing      timing
 	log         *slog.Logger
-	shutdown    context.CancelFunc
+	shutdown    context.CancelCauseFunc // with nil if tenure was told to end
 	signal      atomic.Int32            // the signal that told tenure to end; 0 if none has
 	current     atomic.Pointer[guarded] // nil between terms
 	name        *os.File                // of this replica, which the guards hold too; nil unless it is unique
@@ -116,8 +118,8 @@ type runner struct {
 }
 
 func runProgram(ctx context.Context, opts *runOptions, timing timing, out *output, args []string) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	lines := newLateWriter(out.stderr)
 	defer lines.close()
 	r := &runner{opts: opts, timing: timing, log: newLogger(lines, opts.log), shutdown: cancel, service: make(chan struct{}, 1)}
@@ -134,6 +136,12 @@ func runProgram(ctx context.Context, opts *runOptions, timing timing, out *outpu
 		defer store.Close()
 		err = store.Migrate(ctx)
 	}
+	if err != nil && !errors.As(err, new(errUsage)) {
+		select {
+		case <-ctx.Done():
+		case <-time.After(startPause):
+		}
+	}
 	if err == nil && opts.unique {
 		err = r.awaitEarlierRun(ctx, store)
 		defer r.name.Close()
@@ -143,6 +151,9 @@ func runProgram(ctx context.Context, opts *runOptions, timing timing, out *outpu
 	}
 	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
 		err = nil // it was told to end while it waited
+	}
+	if cause := context.Cause(ctx); err == nil && cause != context.Canceled {
+		err = cause
 	}
 	return errors.Join(err, r.status())
 }
@@ -226,6 +237,7 @@ func (r *runner) compete(ctx context.Context, store database) error {
 		Confirmations:   r.opts.confirm,
 		CheckTimeout:    r.opts.checkTimeout,
 		Logger:          r.log,
+		Trace:           &tenure.Trace{Attempt: r.setUpAgain(ctx, store)},
 	}
 	if r.opts.check != "" {
 		cfg.Check = r.check
@@ -256,6 +268,46 @@ func (r *runner) compete(ctx context.Context, store database) error {
 		})
 	}
 	return coordinator.Run(ctx)
+}
+
+const (
+	// startPause keeps a supervisor that restarts run at once from doing so in a tight loop while the store refuses it.
+	startPause = time.Second
+
+	// refusedFor is how long a store may refuse to work before run ends, in addition to the TTL.
+	refusedFor = time.Minute
+)
+
+// setUpAgain returns what to do after each attempt to acquire the lease. If the store has been without its table or stream for
+// as long as any holder of the lease can trust its term, it is set up again. If it refuses to work for longer, run ends: its
+// supervisor starts it with the credentials of that time.
+func (r *runner) setUpAgain(ctx context.Context, store database) func(time.Duration, error) {
+	var refused time.Time // since when each attempt was
+	ttl := r.opts.ttl
+	return func(_ time.Duration, err error) {
+		if held := (*tenure.HeldError)(nil); errors.As(err, &held) {
+			ttl = max(ttl, held.Holding.TTL)
+		}
+		if !errors.Is(err, tenure.ErrSetup) && !pgconns.IsRejected(err) {
+			refused = time.Time{}
+			return
+		}
+		if refused.IsZero() {
+			refused = time.Now()
+		}
+		if errors.As(err, new(*objects.NoTable)) && time.Since(refused) >= ttl {
+			limited, cancel := context.WithTimeout(ctx, storeTimeout)
+			defer cancel()
+			if err = store.Migrate(limited); err == nil {
+				r.log.Warn("the store had lost what run had set up; set it up again", "store", r.opts.store.describe(store))
+				refused = time.Time{}
+				return
+			}
+		}
+		if time.Since(refused) >= ttl+refusedFor {
+			r.shutdown(err)
+		}
+	}
 }
 
 // job runs the program for one term.
@@ -289,7 +341,7 @@ func (r *runner) job(ctx context.Context) error {
 	r.log.Info("program ended", "how", end.Text, "told", end.Told)
 	if r.opts.once && (!end.Told || r.signal.Load() != 0) {
 		r.onceEnded = &end
-		r.shutdown()
+		r.shutdown(nil)
 	}
 	return errors.New(end.Text)
 }
@@ -376,7 +428,7 @@ func (r *runner) handle(sig syscall.Signal) {
 	case syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT:
 		if r.signal.CompareAndSwap(0, int32(sig)) {
 			r.log.Info("told to end", "signal", sig.String())
-			r.shutdown()
+			r.shutdown(nil)
 			return
 		}
 	}
