@@ -147,3 +147,12 @@ func oneOf[T any](first bool, a, b T) T {
 	}
 	return b
 }
+
+func TestRunThatIsRefusedAtItsStartWaitsAMoment(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
+	status, _, stderr := tenureCommand(t, "run", "--key", "k", "--store", t.TempDir(), "--", "true")
+	if took := time.Since(began); status != 1 || took < time.Second {
+		t.Errorf("exit status %d and %q after %v", status, stderr, took)
+	}
+}
