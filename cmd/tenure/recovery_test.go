@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -154,5 +155,20 @@ func TestRunThatIsRefusedAtItsStartWaitsAMoment(t *testing.T) {
 	status, _, stderr := tenureCommand(t, "run", "--key", "k", "--store", t.TempDir(), "--", "true")
 	if took := time.Since(began); status != 1 || took < time.Second {
 		t.Errorf("exit status %d and %q after %v", status, stderr, took)
+	}
+}
+
+func TestASettingOfAnotherProgramIsNamed(t *testing.T) {
+	t.Parallel()
+	url := testkit.PostgresURL(t)
+	for setting, want := range map[string]string{
+		"schema=s3cret":    `unrecognized configuration parameter "schema" (SQLSTATE 42704) (remove this setting from the URL: `,
+		"pgbouncer=s3cret": `unrecognized configuration parameter "pgbouncer" (SQLSTATE 42704) (remove this setting from the URL: `,
+		"sslmode=s3cret":   `(sslmode is invalid); correct this setting, or remove it from the URL `,
+	} {
+		status, _, stderr := tenureCommand(t, "status", "--key", "k", "--store", strings.Replace(url, "sslmode=disable", setting, 1))
+		if status == 0 || !strings.Contains(stderr, want) || strings.Contains(stderr, "s3cret") || strings.Contains(stderr, "pooler") || strings.Contains(stderr, "characters") {
+			t.Errorf("%s: exit status %d and %q, want %q", setting, status, stderr, want)
+		}
 	}
 }
