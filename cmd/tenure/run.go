@@ -92,6 +92,7 @@ func (o *runOptions) runFlags(c *cobra.Command) {
 	flags.DurationVar(&o.stopTimeout, "stop-timeout", 0, "`TIME` from SIGTERM to SIGKILL (default a little over a quarter of the TTL, and less with a long --check-timeout)")
 	flags.StringVar(&o.onLoss, "on-loss", onLossStop, "stop or kill: `HOW` the program is ended if the lease was not renewed in time or --check failed; kill sends SIGKILL at once. With --start, SIGKILL goes to all that --start has left running below tenure, and then --stop is run with TENURE_STOP=kill")
 	flags.BoolVar(&o.once, "once", false, "when the program exits on its own, exit with its exit status")
+	flags.DurationVar(&o.every, "every", 0, "with --once: `TIME` between two runs, as of a cron line that several hosts have. The program does not run if a run that began less than half of TIME before this command has succeeded, and the exit status is 0")
 	flags.StringVar(&o.start, "start", "", "`COMMAND` that starts a service and returns, used instead of a program")
 	flags.StringVar(&o.stop, "stop", "", "`COMMAND` that stops what --start started, and returns when it has stopped")
 	flags.DurationVar(&o.startEvery, "start-every", 0, "`TIME` between two runs of --start while this replica holds the lease, in case the service has ended; --start must leave a running service alone, and the term ends if --start fails (default: once per term)")
@@ -115,6 +116,7 @@ type runner struct {
 	unfenced    string                  // the ID of the last term in which --unfence has succeeded; used by fence and then by the job
 	peersFenced string                  // the ID of the last term in which all --peers were fenced; used only by fence, which has one call at a time
 	onceEnded   *ending                 // how the program ended under --once; used only by Run's goroutine
+	began       time.Time               // when the command began, for --every
 }
 
 func runProgram(ctx context.Context, opts *runOptions, timing timing, out *output, args []string) error {
@@ -122,7 +124,7 @@ func runProgram(ctx context.Context, opts *runOptions, timing timing, out *outpu
 	defer cancel(nil)
 	lines := newLateWriter(out.stderr)
 	defer lines.close()
-	r := &runner{opts: opts, timing: timing, log: newLogger(lines, opts.log), shutdown: cancel, service: make(chan struct{}, 1)}
+	r := &runner{opts: opts, timing: timing, log: newLogger(lines, opts.log), shutdown: cancel, service: make(chan struct{}, 1), began: time.Now()}
 	r.args = []string{"--on-loss", opts.onLoss, "--log", opts.log}
 	if len(args) > 0 {
 		r.args = append(append(r.args, "--"), args...)
@@ -230,7 +232,7 @@ func (r *runner) compete(ctx context.Context, store database) error {
 	}
 	cfg := tenure.CoordinatorConfig{
 		Drain:           drain,
-		Reconcile:       r.job,
+		Reconcile:       func(ctx context.Context) error { return r.oncePer(ctx, store, r.job) },
 		RenewInterval:   r.opts.renew,
 		AcquireInterval: r.opts.acquire,
 		RenewDeadline:   r.timing.renewDeadline,
