@@ -363,6 +363,9 @@ func (m *monitor) notReleased(term *Term, cause, err error) {
 		}
 		m.say(level, "lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", logtext.OneLine(err))
 	} else {
+		if !isLoss(cause) { // no warning has said yet that the lease stays taken
+			m.update(func(s *state) { s.retries.Reset() })
+		}
 		m.logFailure("failed to release lease; it will expire", err)
 	}
 	var began bool

@@ -481,6 +481,18 @@ func TestAnOutageIsLoggedOnceThoughItsTextsAlternate(t *testing.T) {
 	})
 }
 
+// The others wait for a TTL, and the renewals that failed before do not say why.
+func TestALeaseThatExpiresBecauseItWasNotReleasedIsLoggedDuringAnOutageToo(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		var j journal
+		a := t.start("a", tenure.CoordinatorConfig{Logger: j.logger(slog.LevelWarn)})
+		a.store.SetHook(func(context.Context, storetest.Call, func(context.Context) error) error { return io.ErrUnexpectedEOF })
+		time.Sleep(15 * time.Second) // a renewal has failed, and more can follow
+		a.stop()
+		require.Equal(t, map[string]int{"WARN failed to renew lease; retrying by a": 1, "WARN failed to release lease; it will expire by a": 1}, j.take())
+	})
+}
+
 func TestErrorsThatAlternateAreLoggedOnceEach(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		var j journal
