@@ -367,7 +367,7 @@ func TestTheLogTellsToWhomALeaseIsOffered(t *testing.T) {
 		require.NoError(t, a.lease.RequestHandover(t.Context(), "b")) // which does not run
 		synctest.Wait()
 		time.Sleep(10 * time.Millisecond)
-		require.Equal(t, "level=INFO msg=\"lease has another holder\" lease=reconciler_lease/singleton replica=c holder=\"\" offered_to=b\n", lines())
+		require.Equal(t, "level=INFO msg=\"lease is offered to a replica\" lease=reconciler_lease/singleton replica=c offered_to=b\n", lines())
 	})
 }
 

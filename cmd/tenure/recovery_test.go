@@ -172,3 +172,25 @@ func TestASettingOfAnotherProgramIsNamed(t *testing.T) {
 		}
 	}
 }
+
+func TestATableThatIsOnlyHiddenIsNotReplaced(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, testkit.PostgresURL(t))
+	store, r := s.open(t), &runner{opts: &runOptions{}}
+	for _, test := range []struct {
+		statement string
+		ok        bool
+	}{
+		{``, true},
+		{`ALTER TABLE objects RENAME TO mine`, false},
+		{`ALTER TABLE mine RENAME TO objects`, true},
+		{`CREATE SCHEMA other; ALTER TABLE objects SET SCHEMA other`, false},
+		{`DROP TABLE other.objects`, true},
+	} {
+		s.exec(t, test.statement)
+		if err := r.setUp(t.Context(), store); (err == nil) != test.ok {
+			t.Errorf("after %q: %v", test.statement, err)
+		}
+	}
+	acquire(t, store, tenure.Key{Type: defaultType, ID: "svc"})
+}

@@ -117,6 +117,7 @@ type runner struct {
 	peersFenced string                  // the ID of the last term in which all --peers were fenced; used only by fence, which has one call at a time
 	onceEnded   *ending                 // how the program ended under --once; used only by Run's goroutine
 	began       time.Time               // when the command began, for --every
+	table       uint32                  // see tableID; used by the coordinator's Trace once it runs
 }
 
 func runProgram(ctx context.Context, opts *runOptions, timing timing, out *output, args []string) error {
@@ -136,7 +137,7 @@ func runProgram(ctx context.Context, opts *runOptions, timing timing, out *outpu
 	store, err := opts.store.open(ctx, r.log)
 	if err == nil {
 		defer store.Close()
-		err = store.Migrate(ctx)
+		err = r.setUp(ctx, store)
 	}
 	if err != nil && !errors.As(err, new(errUsage)) {
 		select {
@@ -280,6 +281,22 @@ const (
 	refusedFor = time.Minute
 )
 
+// setUp creates what is missing in the store. It does not replace a table that was only renamed, or that this role can't see
+// any more: two tables would have two holders.
+func (r *runner) setUp(ctx context.Context, store database) error {
+	hidden, err := isHidden(ctx, store, r.table)
+	if err == nil && hidden {
+		err = errors.New("the table is still in the database, but it was renamed, or the role or its search_path no longer finds it: undo that")
+	}
+	if err == nil {
+		err = store.Migrate(ctx)
+	}
+	if err == nil {
+		r.table, err = r.opts.store.tableID(ctx, store)
+	}
+	return err
+}
+
 // setUpAgain returns what to do after each attempt to acquire the lease. If the store has been without its table or stream for
 // as long as any holder of the lease can trust its term, it is set up again. If it refuses to work for longer, run ends: its
 // supervisor starts it with the credentials of that time.
@@ -300,7 +317,7 @@ func (r *runner) setUpAgain(ctx context.Context, store database) func(time.Durat
 		if errors.As(err, new(*objects.NoTable)) && time.Since(refused) >= ttl {
 			limited, cancel := context.WithTimeout(ctx, storeTimeout)
 			defer cancel()
-			if err = store.Migrate(limited); err == nil {
+			if err = r.setUp(limited, store); err == nil {
 				r.log.Warn("the store had lost what run had set up; set it up again", "store", r.opts.store.describe(store))
 				refused = time.Time{}
 				return
