@@ -284,7 +284,7 @@ const (
 // setUp creates what is missing in the store. It does not replace a table that was only renamed, or that this role can't see
 // any more: two tables would have two holders.
 func (r *runner) setUp(ctx context.Context, store database) error {
-	hidden, err := isHidden(ctx, store, r.table)
+	hidden, err := r.opts.store.isHidden(ctx, store, r.table)
 	if err == nil && hidden {
 		err = errors.New("the table is still in the database, but it was renamed, or the role or its search_path no longer finds it: undo that")
 	}

@@ -217,9 +217,10 @@ func (s *storeFlag) tableID(ctx context.Context, store database) (id uint32, err
 }
 
 // isHidden reports whether a table still exists, although the role can't see it or it has another name.
-func isHidden(ctx context.Context, store database, table uint32) (hidden bool, err error) {
+func (s *storeFlag) isHidden(ctx context.Context, store database, table uint32) (hidden bool, err error) {
 	if p, ok := store.(*tenure.PostgresStore); ok {
-		err = p.Pool().QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_class WHERE oid = $1)`, table).Scan(&hidden)
+		err = p.Pool().QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_class WHERE oid = $1 AND oid IS DISTINCT FROM to_regclass($2)::oid)`,
+			table, s.quotedTable("")).Scan(&hidden)
 	}
 	return hidden, err
 }
