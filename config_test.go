@@ -131,6 +131,9 @@ func untouchedPool(t *testing.T) *pgxpool.Pool {
 // wantURL is how each error of a connection string ends.
 const wantURL = "; want postgres://user:password@host:port/database, with special characters in user and password as %XX"
 
+// wantSetting is how the errors of those end that have a setting with an invalid value.
+const wantSetting = "; correct this setting, or remove it from the URL if it is meant for another program"
+
 func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 	ctx := t.Context()
 	canceled, cancel := context.WithCancel(ctx)
@@ -256,15 +259,15 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 		{"keywords whose port is not a number", openPostgres("host=h password=sEcrEt port=x"), tenure.ErrInvalid,
 			"tenure: open Postgres: invalid argument: cannot parse the connection string: invalid port" + wantURL},
 		{"a pool without connections", openPostgres("postgres://h/db?pool_max_conns=0"), tenure.ErrInvalid,
-			"tenure: open Postgres: invalid argument: cannot parse the connection string: pool_max_conns too small" + wantURL},
+			"tenure: open Postgres: invalid argument: cannot parse the connection string: pool_max_conns too small" + wantSetting},
 		{"a pool whose size is not a number", openPostgres("postgres://h/db?pool_max_conns=many"), tenure.ErrInvalid,
-			"tenure: open Postgres: invalid argument: cannot parse the connection string: cannot parse pool_max_conns" + wantURL},
+			"tenure: open Postgres: invalid argument: cannot parse the connection string: cannot parse pool_max_conns" + wantSetting},
 		{"an unknown sslmode", openPostgres("postgres://h/db?sslmode=maybe"), tenure.ErrInvalid,
-			"tenure: open Postgres: invalid argument: cannot parse the connection string: failed to configure TLS" + wantURL},
+			"tenure: open Postgres: invalid argument: cannot parse the connection string: failed to configure TLS (sslmode is invalid)" + wantSetting},
 		{"a timeout that is not a number", openPostgres("postgres://h/db?connect_timeout=soon"), tenure.ErrInvalid,
-			"tenure: open Postgres: invalid argument: cannot parse the connection string: invalid connect_timeout" + wantURL},
+			"tenure: open Postgres: invalid argument: cannot parse the connection string: invalid connect_timeout" + wantSetting},
 		{"an unknown exec mode", openPostgres("postgres://h/db?default_query_exec_mode=fast"), tenure.ErrInvalid,
-			"tenure: open Postgres: invalid argument: cannot parse the connection string: invalid default_query_exec_mode" + wantURL},
+			"tenure: open Postgres: invalid argument: cannot parse the connection string: invalid default_query_exec_mode" + wantSetting},
 		{"a ListenURL whose port is not a number", openPostgresAs(tenure.PostgresConfig{ListenURL: "postgres://u:sEcrEt@host:port/db"}), tenure.ErrInvalid,
 			"tenure: open Postgres: invalid argument: ListenURL: cannot parse the connection string: invalid port" + wantURL},
 		{"a Postgres table that is not valid text", openPostgresAs(tenure.PostgresConfig{Table: "a\x00b"}), tenure.ErrInvalid,

@@ -104,7 +104,8 @@ func newPostgresStore(conns *pgconns.Conns, cfg PostgresConfig) *PostgresStore {
 // database that is down until ctx ends; a database that refuses the role or does not exist is an
 // [ErrSetup] at once. Of several hosts in the URL it uses one that accepts writes, unless
 // target_session_attrs says otherwise. The URL may contain the pool_* and all other parameters of
-// pgxpool. There are up to pool_max_conns connections, by default 4, for the leases, and as many
+// pgxpool. Each new connection reads a password that is in a file (passfile, service) anew, as it may
+// have been rotated. There are up to pool_max_conns connections, by default 4, for the leases, and as many
 // for everything else; none is opened before it is needed.
 func OpenPostgres(ctx context.Context, url string, cfg PostgresConfig) (*PostgresStore, error) {
 	if url == "" {

@@ -119,11 +119,11 @@ func (m *monitor) attempted(took time.Duration, err error) {
 
 // sawHolder notes the record that was read; nil if there is none.
 func (m *monitor) sawHolder(h *Holding) {
-	how, attrs := "held by nobody", []any{"holder", ""}
+	how, msg, attrs := "held by nobody", "lease has another holder", []any{"holder", ""}
 	if h != nil {
 		how, attrs[1] = h.how(), h.Holder
 		if h.isOffer() {
-			attrs = append(attrs, "offered_to", h.OfferedTo)
+			msg, attrs = "lease is offered to a replica", []any{"offered_to", h.OfferedTo}
 		}
 	}
 	var changed bool
@@ -136,7 +136,7 @@ func (m *monitor) sawHolder(h *Holding) {
 		}
 	})
 	if changed {
-		m.say(slog.LevelInfo, "lease has another holder", attrs...)
+		m.say(slog.LevelInfo, msg, attrs...)
 	}
 }
 
@@ -363,6 +363,9 @@ func (m *monitor) notReleased(term *Term, cause, err error) {
 		}
 		m.say(level, "lease lost before it was released", "holder", term.Holder(), "token", term.Token(), "error", logtext.OneLine(err))
 	} else {
+		if !isLoss(cause) { // no warning has said yet that the lease stays taken
+			m.update(func(s *state) { s.retries.Reset() })
+		}
 		m.logFailure("failed to release lease; it will expire", err)
 	}
 	var began bool

@@ -367,7 +367,7 @@ func TestTheLogTellsToWhomALeaseIsOffered(t *testing.T) {
 		require.NoError(t, a.lease.RequestHandover(t.Context(), "b")) // which does not run
 		synctest.Wait()
 		time.Sleep(10 * time.Millisecond)
-		require.Equal(t, "level=INFO msg=\"lease has another holder\" lease=reconciler_lease/singleton replica=c holder=\"\" offered_to=b\n", lines())
+		require.Equal(t, "level=INFO msg=\"lease is offered to a replica\" lease=reconciler_lease/singleton replica=c offered_to=b\n", lines())
 	})
 }
 
@@ -478,6 +478,18 @@ func TestAnOutageIsLoggedOnceThoughItsTextsAlternate(t *testing.T) {
 			require.Empty(t, a.Status().LastError)
 		}
 		require.GreaterOrEqual(t, calls.Load(), int32(50))
+	})
+}
+
+// The others wait for a TTL, and the renewals that failed before do not say why.
+func TestALeaseThatExpiresBecauseItWasNotReleasedIsLoggedDuringAnOutageToo(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		var j journal
+		a := t.start("a", tenure.CoordinatorConfig{Logger: j.logger(slog.LevelWarn)})
+		a.store.SetHook(func(context.Context, storetest.Call, func(context.Context) error) error { return io.ErrUnexpectedEOF })
+		time.Sleep(15 * time.Second) // a renewal has failed, and more can follow
+		a.stop()
+		require.Equal(t, map[string]int{"WARN failed to renew lease; retrying by a": 1, "WARN failed to release lease; it will expire by a": 1}, j.take())
 	})
 }
 

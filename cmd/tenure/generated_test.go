@@ -120,7 +120,8 @@ func TestTheUnitRunsTheSameCommandLine(t *testing.T) {
 	unit := printed(t, args...)
 	for _, want := range []string{
 		"\nEnvironmentFile=/etc/tenure.env\nEnvironment=TENURE_REPLICA_ID=%H\nExecStart=" + testBinary(t) + ` run --key web --unique-replica --ttl 45s --check "test 5%% = \"$$A\" && :" -- ` + testBinary(t) + ` "a b" "c\\d" "ü;"` + "\n",
-		"\nKillMode=mixed\nTimeoutStopSec=45\n",
+		"\nKillMode=mixed\nTimeoutStopSec=45\nRestart=always\nRestartSec=1\n",
+		"\nStartLimitIntervalSec=0\n\n[Service]\n", // otherwise systemd gives up after five quick failures
 	} {
 		if !strings.Contains(unit, want) {
 			t.Errorf("the unit has no %q:\n%s", want, unit)

@@ -73,6 +73,11 @@ shows all objects of the type.`,
 				if err != nil {
 					return err
 				}
+				var all []*leaseView
+				for i := range views {
+					all = append(all, &views[i])
+				}
+				noteFailover(ctx, store, all...)
 				if p := o.store.alone(); p != nil {
 					fmt.Fprintln(out.stderr, p.explain())
 				} else if len(views) == 0 && !o.json {
@@ -220,7 +225,11 @@ func (l leaseList) print(w io.Writer) error {
 		if v.RunningSince != nil {
 			state += fmt.Sprintf("; one run for %v", ago(*v.RunningSince))
 		}
-		table.row(printable(v.Key), printable(v.Holder), v.heldFor().String(), state)
+		holder := printable(v.Holder)
+		if v.Holder == "" {
+			holder = "(none)"
+		}
+		table.row(printable(v.Key), holder, v.heldFor().String(), state)
 	}
 	return table.Flush()
 }

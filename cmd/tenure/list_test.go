@@ -16,6 +16,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 	leaserecord "github.com/tenurelib/tenure/internal/record"
+	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // acquire lets the replica "somebody" hold a lease.
@@ -202,5 +203,59 @@ func TestStatusShowsARunThatLastsForLong(t *testing.T) {
 	}
 	if v := s.view(t); v.RunningSince == nil || v.RunningSince.UnixMilli() != since.UnixMilli() || v.Labels != nil {
 		t.Errorf("the status is %+v", v)
+	}
+}
+
+func TestListTellsOfTheTableInAnotherSchema(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, testkit.PostgresURL(t))
+	s.exec(t, `CREATE SCHEMA other; CREATE TABLE other.objects (id text)`) // which is none of ours
+	for _, command := range [][]string{{"list"}, {"status", "--key", "k"}} {
+		if _, _, stderr := tenureCommand(t, append(command, "--store", s.store)...); !strings.Contains(stderr, `run "tenure migrate"`) {
+			t.Errorf("without a table: %q", stderr)
+		}
+	}
+	s.ask(t, "migrate", "--schema", "Mine")
+	for _, command := range [][]string{{"list"}, {"status", "--key", "k"}, {"resign", "--key", "k"}} {
+		status, _, stderr := tenureCommand(t, append(command, "--store", s.store)...)
+		want := fmt.Sprintf("tenure %s: the search_path has no table objects, but other schemas have one: give --schema \"Mine\", or set TENURE_SCHEMA\n", command[0])
+		if status != 1 || stderr != want {
+			t.Errorf("exit status %d and %q, want %q", status, stderr, want)
+		}
+	}
+	if status, _, stderr := tenureCommand(t, "list", "--store", s.store, "--schema", "Mine"); status != 0 {
+		t.Errorf("with the schema: %q", stderr)
+	}
+}
+
+func TestTheSchemaMayBeInTheEnvironment(t *testing.T) {
+	s := newSite(t, testkit.PostgresURL(t))
+	s.ask(t, "migrate", "--schema", "mine")
+	t.Setenv(schemaEnv, "mine")
+	if status, _, stderr := tenureCommand(t, "list", "--store", s.store); status != 0 {
+		t.Errorf("%q", stderr)
+	}
+	if status, _, stderr := tenureCommand(t, "migrate", "--store", filepath.Join(t.TempDir(), "a.db")); status != 0 {
+		t.Errorf("a store that has no schemas: %q", stderr)
+	}
+}
+
+func TestListTellsThatAFailoverIsSettling(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, testkit.PostgresURL(t))
+	s.ask(t, "migrate")
+	store := s.open(t)
+	acquire(t, store, tenure.Key{Type: defaultType, ID: "svc"})
+	for _, test := range []struct {
+		markAge, want string
+		settled       bool
+	}{{"100", "which is settling: any replica may take it in 8m20s\n", false}, {"700", "ago, any replica may take it\n", false}, {"100", "ago, any replica may take it\n", true}} {
+		s.exec(t, fmt.Sprintf(`UPDATE objects SET updated_at_ms = (extract(epoch FROM now()) * 1000)::bigint - CASE WHEN id = 'svc' THEN 1200 ELSE %s END * 1000;
+			UPDATE objects SET payload = convert_to('{"settled": %v}', 'UTF8') WHERE id = '%s'`, test.markAge, test.settled, objects.LineageType))
+		for _, got := range []string{s.ask(t, "list"), s.ask(t, "status", "--key", "svc")} {
+			if got = regexp.MustCompile(`8m(1\d(\.\d)?|20)s`).ReplaceAllString(got, "8m20s"); !strings.Contains(got, test.want) {
+				t.Errorf("a mark of %s s: %q, want %q", test.markAge, got, test.want)
+			}
+		}
 	}
 }

@@ -45,6 +45,7 @@ Stores:
 Environment:
 
     TENURE_STORE       the store, if --store is not given
+    TENURE_SCHEMA      the schema of the table on Postgres, if --schema is not given
     TENURE_REPLICA_ID  the name of this replica, if --replica is not given
 
 The exit status is 0 on success, 1 if the command failed, and 2 if the command line is

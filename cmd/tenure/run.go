@@ -19,6 +19,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
 func runCommand(out *output) *cobra.Command {
@@ -90,6 +92,7 @@ func (o *runOptions) runFlags(c *cobra.Command) {
 	flags.DurationVar(&o.stopTimeout, "stop-timeout", 0, "`TIME` from SIGTERM to SIGKILL (default a little over a quarter of the TTL, and less with a long --check-timeout)")
 	flags.StringVar(&o.onLoss, "on-loss", onLossStop, "stop or kill: `HOW` the program is ended if the lease was not renewed in time or --check failed; kill sends SIGKILL at once. With --start, SIGKILL goes to all that --start has left running below tenure, and then --stop is run with TENURE_STOP=kill")
 	flags.BoolVar(&o.once, "once", false, "when the program exits on its own, exit with its exit status")
+	flags.DurationVar(&o.every, "every", 0, "with --once: `TIME` between two runs, as of a cron line that several hosts have. The program does not run if a run that began less than half of TIME before this command has succeeded, and the exit status is 0")
 	flags.StringVar(&o.start, "start", "", "`COMMAND` that starts a service and returns, used instead of a program")
 	flags.StringVar(&o.stop, "stop", "", "`COMMAND` that stops what --start started, and returns when it has stopped")
 	flags.DurationVar(&o.startEvery, "start-every", 0, "`TIME` between two runs of --start while this replica holds the lease, in case the service has ended; --start must leave a running service alone, and the term ends if --start fails (default: once per term)")
@@ -104,7 +107,7 @@ type runner struct {
 	args        []string // the guard's arguments after its timing
 	timing      timing
 	log         *slog.Logger
-	shutdown    context.CancelFunc
+	shutdown    context.CancelCauseFunc // with nil if tenure was told to end
 	signal      atomic.Int32            // the signal that told tenure to end; 0 if none has
 	current     atomic.Pointer[guarded] // nil between terms
 	name        *os.File                // of this replica, which the guards hold too; nil unless it is unique
@@ -113,14 +116,16 @@ type runner struct {
 	unfenced    string                  // the ID of the last term in which --unfence has succeeded; used by fence and then by the job
 	peersFenced string                  // the ID of the last term in which all --peers were fenced; used only by fence, which has one call at a time
 	onceEnded   *ending                 // how the program ended under --once; used only by Run's goroutine
+	began       time.Time               // when the command began, for --every
+	table       uint32                  // see tableID; used by the coordinator's Trace once it runs
 }
 
 func runProgram(ctx context.Context, opts *runOptions, timing timing, out *output, args []string) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	lines := newLateWriter(out.stderr)
 	defer lines.close()
-	r := &runner{opts: opts, timing: timing, log: newLogger(lines, opts.log), shutdown: cancel, service: make(chan struct{}, 1)}
+	r := &runner{opts: opts, timing: timing, log: newLogger(lines, opts.log), shutdown: cancel, service: make(chan struct{}, 1), began: time.Now()}
 	r.args = []string{"--on-loss", opts.onLoss, "--log", opts.log}
 	if len(args) > 0 {
 		r.args = append(append(r.args, "--"), args...)
@@ -132,7 +137,13 @@ func runProgram(ctx context.Context, opts *runOptions, timing timing, out *outpu
 	store, err := opts.store.open(ctx, r.log)
 	if err == nil {
 		defer store.Close()
-		err = store.Migrate(ctx)
+		err = r.setUp(ctx, store)
+	}
+	if err != nil && !errors.As(err, new(errUsage)) {
+		select {
+		case <-ctx.Done():
+		case <-time.After(startPause):
+		}
 	}
 	if err == nil && opts.unique {
 		err = r.awaitEarlierRun(ctx, store)
@@ -143,6 +154,9 @@ func runProgram(ctx context.Context, opts *runOptions, timing timing, out *outpu
 	}
 	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
 		err = nil // it was told to end while it waited
+	}
+	if cause := context.Cause(ctx); err == nil && cause != context.Canceled {
+		err = cause
 	}
 	return errors.Join(err, r.status())
 }
@@ -219,13 +233,14 @@ func (r *runner) compete(ctx context.Context, store database) error {
 	}
 	cfg := tenure.CoordinatorConfig{
 		Drain:           drain,
-		Reconcile:       r.job,
+		Reconcile:       func(ctx context.Context) error { return r.oncePer(ctx, store, r.job) },
 		RenewInterval:   r.opts.renew,
 		AcquireInterval: r.opts.acquire,
 		RenewDeadline:   r.timing.renewDeadline,
 		Confirmations:   r.opts.confirm,
 		CheckTimeout:    r.opts.checkTimeout,
 		Logger:          r.log,
+		Trace:           &tenure.Trace{Attempt: r.setUpAgain(ctx, store)},
 	}
 	if r.opts.check != "" {
 		cfg.Check = r.check
@@ -256,6 +271,62 @@ func (r *runner) compete(ctx context.Context, store database) error {
 		})
 	}
 	return coordinator.Run(ctx)
+}
+
+const (
+	// startPause keeps a supervisor that restarts run at once from doing so in a tight loop while the store refuses it.
+	startPause = time.Second
+
+	// refusedFor is how long a store may refuse to work before run ends, in addition to the TTL.
+	refusedFor = time.Minute
+)
+
+// setUp creates what is missing in the store. It does not replace a table that was only renamed, or that this role can't see
+// any more: two tables would have two holders.
+func (r *runner) setUp(ctx context.Context, store database) error {
+	hidden, err := r.opts.store.isHidden(ctx, store, r.table)
+	if err == nil && hidden {
+		err = errors.New("the table is still in the database, but it was renamed, or the role or its search_path no longer finds it: undo that")
+	}
+	if err == nil {
+		err = store.Migrate(ctx)
+	}
+	if err == nil {
+		r.table, err = r.opts.store.tableID(ctx, store)
+	}
+	return err
+}
+
+// setUpAgain returns what to do after each attempt to acquire the lease. If the store has been without its table or stream for
+// as long as any holder of the lease can trust its term, it is set up again. If it refuses to work for longer, run ends: its
+// supervisor starts it with the credentials of that time.
+func (r *runner) setUpAgain(ctx context.Context, store database) func(time.Duration, error) {
+	var refused time.Time // since when each attempt was
+	ttl := r.opts.ttl
+	return func(_ time.Duration, err error) {
+		if held := (*tenure.HeldError)(nil); errors.As(err, &held) {
+			ttl = max(ttl, held.Holding.TTL)
+		}
+		if !errors.Is(err, tenure.ErrSetup) && !pgconns.IsRejected(err) {
+			refused = time.Time{}
+			return
+		}
+		if refused.IsZero() {
+			refused = time.Now()
+		}
+		if errors.As(err, new(*objects.NoTable)) && time.Since(refused) >= ttl {
+			limited, cancel := context.WithTimeout(ctx, storeTimeout)
+			defer cancel()
+			if err = r.setUp(limited, store); err == nil {
+				r.log.Warn("the store had lost what run had set up; set it up again", "store", r.opts.store.describe(store))
+				refused = time.Time{}
+				return
+			}
+		}
+		if time.Since(refused) >= ttl+refusedFor {
+			r.shutdown(err)
+		}
+	}
 }
 
 // job runs the program for one term.
@@ -289,7 +360,7 @@ func (r *runner) job(ctx context.Context) error {
 	r.log.Info("program ended", "how", end.Text, "told", end.Told)
 	if r.opts.once && (!end.Told || r.signal.Load() != 0) {
 		r.onceEnded = &end
-		r.shutdown()
+		r.shutdown(nil)
 	}
 	return errors.New(end.Text)
 }
@@ -376,7 +447,7 @@ func (r *runner) handle(sig syscall.Signal) {
 	case syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT:
 		if r.signal.CompareAndSwap(0, int32(sig)) {
 			r.log.Info("told to end", "signal", sig.String())
-			r.shutdown()
+			r.shutdown(nil)
 			return
 		}
 	}

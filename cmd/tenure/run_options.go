@@ -42,6 +42,7 @@ type runOptions struct {
 	peers        string
 	unfence      string
 	once         bool
+	every        time.Duration
 	stopEvery    time.Duration
 	fenceEvery   time.Duration
 	unfenceEvery time.Duration
@@ -101,6 +102,10 @@ func (o *runOptions) validate(flags *pflag.FlagSet, args []string) (timing, erro
 		return timing{}, usageError("--fence-every needs --peers, the replicas to fence again")
 	case o.unfence == "" && o.unfenceEvery != 0:
 		return timing{}, usageError("--unfence-every needs --unfence")
+	case o.every != 0 && !o.once:
+		return timing{}, usageError("--every needs --once")
+	case o.every != 0 && !isSQL(store):
+		return timing{}, usageError("--every needs a store on Postgres or SQLite, whose clock tells when the last run began")
 	case o.check == "" && o.checkTimeout != 0:
 		return timing{}, usageError("--check-timeout needs --check")
 	}

@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -63,6 +64,7 @@ was released over a day ago, or one process has the file to itself.`,
 				if view.State == stateFree || view.State == stateUnused {
 					view.types = o.store.typesWith(ctx, store, o.key())
 				}
+				noteFailover(ctx, store, &view)
 				if view.State != stateHeld {
 					marks, _ := tenure.Drains(ctx, store) // some stores can't list
 					for _, d := range marks {
@@ -191,7 +193,8 @@ type leaseView struct {
 
 	RunningSince *time.Time   `json:"running_since,omitempty"` // by the holder's clock: when a run of its job began that has lasted for a TTL
 	Exclusive    *soleProcess `json:"exclusive,omitempty"`
-	Drained      []string     `json:"drained,omitempty"` // the drained replicas, if the lease is not held; only status tells
+	SettlesInMS  int64        `json:"settles_in_ms,omitempty"` // the lease has expired, and nobody takes it before, because the database has failed over
+	Drained      []string     `json:"drained,omitempty"`       // the drained replicas, if the lease is not held; only status tells
 
 	types []string // of leases with the ID of a key without one; only status tells people
 }
@@ -246,6 +249,23 @@ func newLeaseView(h tenure.Holding, clockless bool) leaseView {
 		view.RunningSince = &h.RunningSince
 	}
 	return view
+}
+
+// noteFailover notes for how long leases that have expired are not taken, because the database has failed over. It goes by the
+// age of the mark that the first replica has left, and leaves out what it can't read.
+func noteFailover(ctx context.Context, store tenure.Store, views ...*leaseView) {
+	views = slices.DeleteFunc(views, func(v *leaseView) bool { return v.State != stateExpired })
+	if len(views) == 0 {
+		return
+	}
+	mark, err := store.Get(ctx, tenure.Key{Type: objects.LineageType, ID: objects.LineageType})
+	var is struct{ Settled bool }
+	if err != nil || json.Unmarshal(mark.Payload, &is) != nil || is.Settled {
+		return
+	}
+	for _, v := range views {
+		v.SettlesInMS = max(0, v.TTLMS-mark.Age.Milliseconds())
+	}
 }
 
 // viewOf returns the view of a lease whose object has been read.
@@ -333,6 +353,9 @@ func (v leaseView) expiry() string {
 	case stateExclusive:
 		return "exclusive: " + v.Exclusive.explain()
 	case stateExpired:
+		if v.SettlesInMS > 0 {
+			return fmt.Sprintf("expired %v ago; the database has failed over, which is settling: any replica may take it in %v", -left, ms(v.SettlesInMS).Round(100*time.Millisecond))
+		}
 		return fmt.Sprintf("expired %v ago, any replica may take it", -left)
 	case stateOffered:
 		if v.OfferedTo == "" {

@@ -24,6 +24,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/sqliteobjects"
 	"github.com/tenurelib/tenure/internal/storeurl"
 	"github.com/tenurelib/tenure/stores/etcdtenure"
@@ -31,7 +32,8 @@ import (
 )
 
 const (
-	storeEnv = "TENURE_STORE"
+	storeEnv  = "TENURE_STORE"
+	schemaEnv = "TENURE_SCHEMA"
 
 	// storeTimeout bounds every command except run and watch.
 	storeTimeout = 5 * time.Second
@@ -110,6 +112,9 @@ func (s *storeFlag) name() (string, error) {
 	case s.lossless && !isPostgres(name):
 		return "", usageError("--lossless needs a store on Postgres")
 	case scheme != nil:
+		if isPostgres(name) {
+			s.schema = cmp.Or(s.schema, os.Getenv(schemaEnv))
+		}
 		return name, nil
 	}
 	path, err := storeurl.Path(name)
@@ -198,9 +203,46 @@ func (s *storeFlag) with(ctx context.Context, fn func(context.Context, database)
 	store, err := s.openExisting(ctx)
 	if err == nil {
 		defer store.Close()
-		err = fn(ctx, store)
+		err = s.elsewhere(ctx, store, fn(ctx, store))
 	}
 	return answered(ctx, err)
+}
+
+// tableID returns the OID of the table of a store on Postgres, and 0 for other stores.
+func (s *storeFlag) tableID(ctx context.Context, store database) (id uint32, err error) {
+	if p, ok := store.(*tenure.PostgresStore); ok {
+		err = p.Pool().QueryRow(ctx, `SELECT coalesce(to_regclass($1)::oid, 0)`, s.quotedTable("")).Scan(&id)
+	}
+	return id, err
+}
+
+// isHidden reports whether a table still exists, although the role can't see it or it has another name.
+func (s *storeFlag) isHidden(ctx context.Context, store database, table uint32) (hidden bool, err error) {
+	if p, ok := store.(*tenure.PostgresStore); ok {
+		err = p.Pool().QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_class WHERE oid = $1 AND oid IS DISTINCT FROM to_regclass($2)::oid)`,
+			table, s.quotedTable("")).Scan(&hidden)
+	}
+	return hidden, err
+}
+
+// elsewhere explains a missing table of a store on Postgres if other schemas have one: to create a second table would not help.
+func (s *storeFlag) elsewhere(ctx context.Context, store database, err error) error {
+	p, ok := store.(*tenure.PostgresStore)
+	if !ok || !errors.As(err, new(*objects.NoTable)) {
+		return err
+	}
+	var schemas []string
+	table := cmp.Or(s.table, "objects")
+	failed := p.Pool().QueryRow(ctx, `SELECT coalesce(array_agg(quote_ident(nspname) ORDER BY nspname), '{}') FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
+		WHERE relname = $1 AND EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attrelid = c.oid AND attname = 'resource_version')`, table).Scan(&schemas)
+	if failed != nil || len(schemas) == 0 {
+		return err
+	}
+	in := "the search_path"
+	if s.schema != "" {
+		in = "schema " + s.schema
+	}
+	return fmt.Errorf("%s has no table %s, but other schemas have one: give --schema %s, or set %s", in, table, strings.Join(schemas, " or "), schemaEnv)
 }
 
 // answered adds to a command's error that the store did not answer in time, if that is the reason.
@@ -222,7 +264,7 @@ func (s *storeFlag) reading(ctx context.Context, out *output, fn func(context.Co
 		if err != nil {
 			return answered(ctx, err)
 		}
-		err = fn(ctx, store, &output{stdout: &stdout, stderr: &stderr})
+		err = s.elsewhere(ctx, store, fn(ctx, store, &output{stdout: &stdout, stderr: &stderr}))
 		whole := stands()
 		done()
 		if !whole && ctx.Err() == nil {

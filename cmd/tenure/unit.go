@@ -27,7 +27,8 @@ only root should be able to read.
     tenure unit --key web --unique-replica -- /opt/web/web >/etc/systemd/system/web.service
 
 With KillMode=mixed only tenure sends SIGTERM to the program, and systemd kills what is left
-in the unit at the end.`,
+in the unit at the end. With StartLimitIntervalSec=0 systemd starts tenure again however often
+the store has refused it.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error { return o.printUnit(c.Flags(), out, args) },
 	}
@@ -82,12 +83,14 @@ const unit = `[Unit]
 Description=tenure run: %s
 Wants=network-online.target
 After=network-online.target
+StartLimitIntervalSec=0
 
 [Service]
 %sExecStart=%s
 KillMode=mixed
 TimeoutStopSec=%d
 Restart=always
+RestartSec=1
 
 [Install]
 WantedBy=multi-user.target

@@ -50,6 +50,9 @@ func RefusesSetting(err error) bool {
 	}
 }
 
+// IsUnknownSetting reports whether a connection was rejected because of a setting that Postgres does not have.
+func IsUnknownSetting(err error) bool { return IsConnecting(err) && SQLState(err) == stateNoSuchObject }
+
 // IsDown reports whether the server can't be reached, or does not yet accept connections or writes.
 func IsDown(err error) bool {
 	if IsReadOnly(err) {

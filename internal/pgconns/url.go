@@ -1,12 +1,13 @@
 package pgconns
 
 import (
+	"context"
 	"errors"
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -20,8 +21,11 @@ const URLForm = "postgres://user:password@host:port/database"
 func ParseURL(url string) (*pgxpool.Config, error) {
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
-		return nil, fmt.Errorf("cannot parse the connection string%s; want "+URLForm+", "+
-			"with special characters in user and password as %%XX", parseProblem(err))
+		problem, remedy := parseProblem(err), "want "+URLForm+", with special characters in user and password as %XX"
+		if problem != "" && problem != invalidPort { // a password with a separator may look like a port
+			remedy = "correct this setting, or remove it from the URL if it is meant for another program"
+		}
+		return nil, errors.New("cannot parse the connection string" + problem + "; " + remedy)
 	}
 	if !separated(cfg) {
 		return nil, errors.New("the connection string has a separator in a user, host, database or name of a setting; want " + URLForm + ", " +
@@ -32,6 +36,14 @@ func ParseURL(url string) (*pgxpool.Config, error) {
 	}
 	if !choosesServer(url) {
 		findPrimary(cfg.ConnConfig)
+	}
+	// A password in a file (passfile, service) may be rotated while the program runs, so each connection
+	// reads the files anew. If they can't be read now, what was read before may still be right.
+	cfg.BeforeConnect = func(_ context.Context, conn *pgx.ConnConfig) error {
+		if now, err := pgconn.ParseConfig(url); err == nil {
+			conn.User, conn.Password = now.User, now.Password
+		}
+		return nil
 	}
 	return cfg, nil
 }
@@ -78,6 +90,8 @@ func separated(cfg *pgxpool.Config) bool {
 
 var settingName = regexp.MustCompile(`^[A-Za-z_][\w.]*$`)
 
+const invalidPort = ": invalid port"
+
 // parseProblem returns the driver's message if it is one of a fixed list.
 func parseProblem(err error) string {
 	var parse *pgconn.ParseConfigError
@@ -87,7 +101,7 @@ func parseProblem(err error) string {
 	for _, problem := range []string{
 		"invalid port", "invalid connect_timeout", "invalid sslcertmode", "invalid require_auth", "invalid default_query_exec_mode",
 		"unknown target_session_attrs", "unknown channel_binding", "invalid min_protocol_version", "invalid max_protocol_version",
-		"failed to configure TLS", "failed to read service",
+		"failed to configure TLS (sslmode is invalid)", "failed to configure TLS", "failed to read service",
 		"cannot parse pool_max_conns", "pool_max_conns too small", "cannot parse pool_min_conns", "cannot parse pool_min_idle_conns",
 		"cannot parse pool_max_conn_lifetime_jitter", "cannot parse pool_max_conn_lifetime", "cannot parse pool_max_conn_idle_time",
 		"cannot parse pool_health_check_period", "cannot parse pool_ping_timeout",

@@ -64,6 +64,8 @@ func (s *setups) explain(err error) error {
 		return fmt.Errorf("%w: %w", objects.ErrTaken, err)
 	case code == pgconns.StateTooLarge:
 		return fmt.Errorf("%w: %w (a key, or a name, must have at most %d bytes together with its type: use a hash of it)", objects.ErrInvalid, err, longestKey)
+	case pgconns.IsUnknownSetting(err):
+		return fmt.Errorf("%w: %w (remove this setting from the URL: the server does not know it, so it must be meant for another program)", objects.ErrSetup, err)
 	case pgconns.RefusesSetting(err):
 		return fmt.Errorf("%w: %w (a pooler does not accept such a setting in the URL)", objects.ErrSetup, err)
 	case code == statePreparedTwice:

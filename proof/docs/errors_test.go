@@ -343,6 +343,7 @@ func raiseOfPostgres(p *errorPage) {
 	}
 	store, denied := open("postgres"), open(role)
 	p.row("the table does not exist (call Migrate once)", get(store))
+	p.row("unrecognized configuration parameter … (remove this setting from the URL: …)", testkit.ErrOf(tenure.Open(ctx, url+"&schema=public")))
 	p.row("permission denied for schema … (make all tables as the owner, for example with tenure migrate, and then: GRANT …)", denied.Migrate(ctx))
 	run(`REVOKE USAGE ON SCHEMA public FROM PUBLIC`)
 	p.row("no schema has been selected to create in", open(role).Migrate(ctx))

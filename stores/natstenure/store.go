@@ -243,7 +243,7 @@ func (s *Store) last(ctx context.Context, subject string) (*jetstream.RawStreamM
 	case errors.Is(err, nats.ErrMsgNotFound):
 		return nil, nil
 	case errors.Is(err, nats.ErrStreamNotFound):
-		return nil, fmt.Errorf("%w: there is no stream %s (%w)", tenure.ErrSetup, s.cfg.Stream, err)
+		return nil, storekit.NotMigrated(fmt.Errorf("there is no stream %s (%w)", s.cfg.Stream, err))
 	}
 	return (*jetstream.RawStreamMsg)(msg), err
 }
