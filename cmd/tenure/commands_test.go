@@ -513,6 +513,26 @@ func TestTheExitStatusOfStatusTellsWhetherTheLeaseIsHeld(t *testing.T) {
 	})
 }
 
+func TestStatusShowsTheSlotsOfASchedule(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s *site) {
+		s.ask(t, "migrate")
+		now := time.Now().Truncate(time.Hour)
+		payload := fmt.Sprintf(`{"done":%q,"begun":%q,"next":%q}`, now.Format(time.RFC3339), now.Add(-time.Minute).Format(time.RFC3339), now.Add(24*time.Hour).Format(time.RFC3339))
+		_, err := s.open(t).PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: defaultType, ID: "svc"}, Payload: []byte(payload)}, tenure.IfAbsent())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := "schedule  " + defaultType + "/svc\ndone      " + now.Local().Format(time.DateTime) + "\nnext      " + now.Add(24*time.Hour).Local().Format(time.DateTime) + "\n"
+		if got := s.ask(t, "status"); got != want {
+			t.Errorf("the status is\n%s, want\n%s", got, want)
+		}
+		if got := s.ask(t, "status", "--json"); !strings.Contains(got, `"state":"schedule","done":`) || !strings.Contains(got, `"late":false`) {
+			t.Errorf("the status is %s", got)
+		}
+	})
+}
+
 func TestStatusOfAMistypedTypeNamesTheTypesThatHaveTheLease(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s *site) {

@@ -43,7 +43,8 @@ released.
 
 If one process has a SQLite file to itself, because it was opened without Shared, its jobs
 run without leases in the file, and status names that process instead. If no replica holds
-the lease, status also names the replicas that are drained.
+the lease, status also names the replicas that are drained. For the key of a schedule, it
+shows which slot was done last, and which is next.
 
 The exit status is 0 if the lease is held; 3 if it is free, because it was released,
 offered, or has expired; and 4 if the store knows nothing of it, because it was never held,
@@ -52,6 +53,11 @@ was released over a day ago, or one process has the file to itself.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return o.store.reading(c.Context(), out, func(ctx context.Context, store database, out *output) error {
 				view, err := readLease(ctx, store, o.key())
+				if err == nil && view.State != stateFree && view.Term == "" {
+					if s, ok := readSchedule(ctx, store, o.key()); ok {
+						return o.show(out, s)
+					}
+				}
 				if err == nil && view.State == stateFree {
 					view.State, err = o.store.freeOrUnused(ctx, store, o.key())
 				}
