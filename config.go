@@ -187,10 +187,6 @@ type CoordinatorConfig struct {
 	// Nothing waits for it: see [Trace]. Default: the lease's.
 	Logger *slog.Logger
 
-	// LogRenewals logs renewals at info, at most one a minute, with the replica's name also as
-	// replica_id. All other renewals are logged at debug, and without LogRenewals all are.
-	LogRenewals bool
-
 	// Trace, if set, is called when something happens.
 	Trace *Trace
 }

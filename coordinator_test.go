@@ -803,43 +803,34 @@ func TestStandingDownIsInTheStatusAsJSON(t *testing.T) {
 	require.NotContains(t, string(data), "stands_down")
 }
 
-func TestRenewalsAreLoggedOnceAMinuteIfThatIsSet(t *testing.T) {
-	for name, logs := range map[string]bool{"set": true, "not set": false} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *scene) {
-				var log bytes.Buffer
-				a := t.start("a", tenure.CoordinatorConfig{LogRenewals: logs, Logger: slog.New(slog.NewTextHandler(&log, nil))})
-				time.Sleep(time.Hour)
-				a.stop()
-				lines := 0
-				for line := range strings.Lines(log.String()) {
-					if strings.Contains(line, `msg="lease renewed"`) {
-						require.Contains(t, line, "level=INFO")
-						require.Contains(t, line, " replica_id=a ")
-						lines++
-					}
-				}
-				if !logs {
-					require.Zero(t, lines)
-					return
-				}
-				require.LessOrEqual(t, lines, 60)
-				require.GreaterOrEqual(t, lines, 50)
-			})
-		})
-	}
+func TestEachRenewalIsLoggedAtDebug(t *testing.T) {
+	inBubble(t, func(t *scene) {
+		var log bytes.Buffer
+		a := t.start("a", tenure.CoordinatorConfig{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+		time.Sleep(time.Hour)
+		a.stop()
+		lines := 0
+		for line := range strings.Lines(log.String()) {
+			if strings.Contains(line, `msg="lease renewed"`) {
+				require.Contains(t, line, "level=DEBUG")
+				require.Contains(t, line, " replica=a holder=a token=")
+				lines++
+			}
+		}
+		require.GreaterOrEqual(t, lines, 350) // every 10 s
+	})
 }
 
 // No code of the user's runs between a renewal and its deadline.
 func TestALogThatBlocksDelaysNoRenewal(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		blocks := make(chan struct{})
-		a := t.start("a", tenure.CoordinatorConfig{LogRenewals: true, Logger: slog.New(slog.NewTextHandler(writer(func(p []byte) (int, error) {
+		a := t.start("a", tenure.CoordinatorConfig{Logger: slog.New(slog.NewTextHandler(writer(func(p []byte) (int, error) {
 			if bytes.Contains(p, []byte("lease renewed")) {
 				<-blocks
 			}
 			return len(p), nil
-		}), nil))})
+		}), &slog.HandlerOptions{Level: slog.LevelDebug}))})
 		time.Sleep(10 * time.Hour)
 		t.wantHolder(a)
 		require.Equal(t, 1, a.Status().Terms)

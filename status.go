@@ -274,7 +274,6 @@ type state struct {
 	token     int64 // of the last term
 	latency   time.Duration
 	overdue   time.Time // when the first of the latest failed renewals failed; zero: the last renewal succeeded
-	shown     time.Time // when a renewal was last logged at info
 	lastError string
 	class     string          // of lastError
 	closed    error           // an [ErrClosed], once a call to the store has failed with it

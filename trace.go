@@ -81,8 +81,6 @@ type monitor struct {
 	trace   *Trace
 	reports *report.Queue
 
-	logRenewals bool // at info
-
 	mu    sync.Mutex
 	state state
 }
@@ -220,22 +218,15 @@ func (m *monitor) jobBegins(term *Term) {
 func (m *monitor) renewed(term *Term, began time.Time, trustLeft time.Duration) {
 	took := time.Since(began)
 	var overdue time.Time
-	var shown bool
 	m.update(func(s *state) {
 		s.latency = took
 		overdue, s.overdue = s.overdue, time.Time{}
 		s.answered()
-		if shown = m.logRenewals && overdue.IsZero() && time.Since(s.shown) >= time.Minute; shown {
-			s.shown = time.Now()
-		}
 	})
-	switch {
-	case !overdue.IsZero():
+	if overdue.IsZero() {
+		m.say(slog.LevelDebug, "lease renewed", "holder", term.Holder(), "token", term.Token(), "took", took)
+	} else {
 		m.say(slog.LevelInfo, "lease renewed again", "holder", term.Holder(), "token", term.Token(), "after", time.Since(overdue))
-	case shown:
-		m.say(slog.LevelInfo, "lease renewed", "holder", term.Holder(), "replica_id", m.replica, "token", term.Token(), "took", took)
-	default:
-		m.say(slog.LevelDebug, "lease renewed", "token", term.Token())
 	}
 	m.tell(m.trace.Renewed != nil, func() { m.trace.Renewed(term, took, trustLeft-took) })
 }

@@ -100,7 +100,7 @@ var diagrams = regexp.MustCompile("(?ms)^```mermaid$.*?^```$")
 // longPages has the pages that may exceed 1,200 words, and the limit of each.
 var longPages = map[string]int{
 	"docs/command.md":      1800,
-	"docs/faults-found.md": 2800, // a list
+	"docs/faults-found.md": 2900, // a list
 	"docs/operations.md":   4000, // a reference
 	"docs/protocol.md":     1900, // a paper
 	"docs/formats.md":      2600,
