@@ -38,7 +38,6 @@ type call struct {
 	kept   bool          // the key is not freed when the func returns: the claim has ended, or freeAfter frees it
 	freed  chan struct{} // closed when the func has returned and its key is free
 	late   *time.Timer   // of a func that was told to return; nil: it was not told
-	stuck  bool          // it has not returned for tooLong
 }
 
 // tooLong is how long a func may take to return once it was told to, before a warning says that it does not.
@@ -222,7 +221,6 @@ func (k *kind) await(c Claim, call *call, cause error) {
 		k.s.mu.Lock()
 		defer k.s.mu.Unlock()
 		if k.running[c.Key.ID] == call {
-			call.stuck = true
 			k.s.cfg.Logger.Warn("func was told to return and has not", "claim", c.String(), "cause", logtext.OneLine(cause), "since", tooLong)
 		}
 	})

@@ -778,6 +778,18 @@ func TestBadInputToRows(t *testing.T) {
 	require.ErrorIs(t, rows.Finish(ctx, c), tenure.ErrSetup)
 }
 
+func TestTheDDLHasEachIndexOfAConfig(t *testing.T) {
+	cfg := tasks
+	cfg.Expires, cfg.Deadline = "expires_at", time.Hour
+	for order, due := range map[string]bool{"priority DESC, id": true, "": true, "not_before_day": true, "not_before, id": false, `"not_before"`: false} {
+		cfg.OrderBy = order
+		for _, ddl := range []string{testkit.Must(cfg.PostgresDDL()), testkit.Must(cfg.SQLiteDDL())} {
+			require.Equal(t, due, strings.Contains(ddl, "tasks_due"), "%s: %s", order, ddl)
+			require.Contains(t, ddl, "tasks_expires")
+		}
+	}
+}
+
 // A million rows that are due next week cost an idle worker nothing.
 func TestRowsThatAreDueLaterAreNotRead(t *testing.T) {
 	testkit.Slow(t)

@@ -410,7 +410,11 @@ func (s *Session) missRun() {
 	if s.started.Load() || !s.missed.CompareAndSwap(false, true) {
 		return
 	}
-	s.update(func() { s.history.failed = errNotRun })
+	s.update(func() {
+		if !s.started.Load() {
+			s.history.failed = errNotRun
+		}
+	})
 	s.cfg.Logger.Warn(errNotRun.Error())
 }
 

@@ -27,7 +27,7 @@ type Status struct {
 	RenewedAt time.Time         `json:"renewed_at,omitzero"` // when its last renewal was sent; zero: it is over
 	TTL       time.Duration     `json:"-"`
 	TrustLeft time.Duration     `json:"-"`          // how long its claims may still be relied upon
-	Stuck     bool              `json:"stuck"`      // funcs were told to return, did not in time, and still run, although the session is not closing
+	Stuck     bool              `json:"stuck"`      // funcs of a lost session did not return in time, and still run
 	LastError string            `json:"last_error"` // of the last attempt to begin or renew a session; empty: it succeeded
 	Kinds     []KindStatus      `json:"kinds"`      // by name
 
@@ -101,9 +101,6 @@ func (s *Session) Status() Status {
 	s.mu.Lock()
 	for kind, k := range s.kinds {
 		status.Kinds = append(status.Kinds, KindStatus{Kind: kind, Claims: k.ledger.size(), Running: len(k.running)})
-		for _, call := range k.running {
-			status.Stuck = status.Stuck || call.stuck && !s.closed // a shutdown lasts as long as the work
-		}
 	}
 	status.Valid, status.Closing = s.term != nil && s.term.Valid(), s.closed
 	status.Begun, status.Lost = s.history.begun, s.history.lost

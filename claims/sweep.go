@@ -244,7 +244,7 @@ func (w *sweeper) judgeNamed(ctx context.Context, l look) {
 		delete(w.looking, l.table)
 	}
 	if l.err != nil {
-		if delete(w.named, l.table); rows {
+		if w.named[l.table] = nil; rows {
 			w.logFailure(ctx, "failed to look at rows of the table; retrying within a TTL", l.err)
 		} else {
 			w.logFailure(ctx, "failed to look at sessions; retrying", l.err)
@@ -279,8 +279,8 @@ func (w *sweeper) judgeNamed(ctx context.Context, l look) {
 	w.tellUnknown(l.table, unknown)
 }
 
-// isGone reports whether a session without a record was one of this store. What has been found gone stays so, although
-// the store remembers that for a day only.
+// isGone reports whether a session without a record was one of this store. What has been found gone stays so, although the
+// store need not remember it: a role may lack the right to, and does not for ever.
 func (w *sweeper) isGone(session objects.Session, now time.Time) bool {
 	_, noted := w.orphans[session.ID]
 	if session.Gone && !noted {
@@ -303,10 +303,15 @@ func (w *sweeper) tellUnknown(table *ownerTable, owners []string) {
 // noteKnown notes which sessions the last looks have seen.
 func (w *sweeper) noteKnown() {
 	known := make(map[string]bool)
+	failed := false
 	for _, named := range w.named {
+		failed = failed || named == nil
 		maps.Copy(known, named)
 	}
 	w.known.Store(&known)
+	if failed { // then its rows may name what is not known
+		return
+	}
 	maps.DeleteFunc(w.orphans, func(id string, _ time.Time) bool { return !known[id] })
 }
 
@@ -368,9 +373,11 @@ func (w *sweeper) judge(ctx context.Context, id string, o record.Object, asked, 
 		w.wakeTakers()
 		s.cfg.Logger.Info("removed expired session", "session", id, "holder", h.Holder)
 		delete(w.seen, id)
+		w.orphans[id] = asked
 		w.free(ctx, id, s.tables()...)
 	case errors.Is(err, tenure.ErrNotFound): // another process was faster, and frees the rows
 		delete(w.seen, id)
+		w.orphans[id] = asked
 	default: // it was renewed, or the call failed
 		w.canExpire(time.Now().Add(pace.Retry(s.cfg.RenewInterval, longestRetryPause, 0)))
 	}

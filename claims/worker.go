@@ -246,13 +246,13 @@ func (w *Worker) serve(ctx context.Context, idle chan struct{}, begin func(Claim
 
 // runOne runs fn for a row, and then finishes or releases the row. done finishes it; if done is nil, fn does.
 func (w *Worker) runOne(ctx context.Context, c Claim, fn, done func(context.Context, Claim) error) {
-	var cause error // why fn was told to return; nil: it was not
+	givenBack := false // fn returned an error because it was told to return
 	log := func(err error) {
 		attrs := []any{"table", w.q.cfg.Table, "id", c.Key.ID, "attempt", c.Attempt, "error", logtext.OneLine(err)}
 		switch {
 		case err == nil:
 			w.succeeded(c)
-		case errors.Is(cause, tenure.ErrShutdown) || errors.Is(cause, tenure.ErrResigned):
+		case givenBack:
 			w.s.cfg.Logger.Info("row was given back before it was done", attrs...)
 		default:
 			w.s.cfg.Logger.Log(ctx, w.failed(c), "row failed", attrs...)
@@ -270,7 +270,9 @@ func (w *Worker) runOne(ctx context.Context, c Claim, fn, done func(context.Cont
 			log(w.finishOrRelease(ctx, c, report.ErrGoexit, done))
 		}()
 		err := logtext.Sound(fn(ctx, c))
-		returned, cause = true, context.Cause(ctx)
+		returned = true
+		cause := context.Cause(ctx)
+		givenBack = err != nil && (errors.Is(cause, tenure.ErrShutdown) || errors.Is(cause, tenure.ErrResigned))
 		return w.finishOrRelease(ctx, c, err, done)
 	}))
 }

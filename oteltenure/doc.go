@@ -65,7 +65,7 @@
 //
 //	name                       kind   unit  what
 //	tenure.schedule.last_done  gauge  s     Unix time of the last slot that is done; before the first one, the time when the schedule was first run
-//	tenure.schedule.next       gauge  s     Unix time of the first slot that is not done, which is late if it has passed; absent if none follows
+//	tenure.schedule.next       gauge  s     Unix time of the first slot that is not done, which is late if it has passed, or was skipped (MissedSkip); absent if none follows
 //
 // Those of a route have the attributes that [ObserveRoute] is given. Its counters and histograms are of the requests that
 // clients have sent to this process; a forwarded request counts in the process that forwards it.

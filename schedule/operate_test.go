@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -146,6 +147,64 @@ func TestASlotThatIsDoneRunsAgainWhenAnOperatorAsks(t *testing.T) {
 			require.Equal(t, 1, strings.Count(log.String(), "slot runs again"))
 		})
 	}
+}
+
+// On a SQLite file each write wakes the watches of the object, also the schedule's own.
+func TestASlotThatFailsWaitsForItsRetryAlsoWhereWritesWake(t *testing.T) {
+	store, ran := testkit.OpenSQLite(t, filepath.Join(t.TempDir(), "tenure.db")), &slots{}
+	testkit.Migrate(t, store)
+	failed := make(chan bool, 10)
+	ran.do = func(context.Context, schedule.Slot) error { failed <- true; return errors.New("not yet") }
+	stop := hold(t, store, schedule.Config{Plan: schedule.Interval(2*time.Second, 0), Do: ran.Do, Retry: time.Hour})
+	<-failed
+	select {
+	case <-failed:
+		t.Error("the slot runs again at once")
+	case <-time.After(500 * time.Millisecond):
+	}
+	stop()
+}
+
+// A shared plan, or the same schedule twice, would run a slot beside itself.
+func TestAllRefusesSchedulesThatShareAKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := storetest.NewMem()
+		s, err := schedule.New(schedule.Config{Store: store, Key: key, Plan: schedule.Daily(3, 0), Do: new(slots).Do, Logger: quiet})
+		require.NoError(t, err)
+		require.ErrorIs(t, schedule.All(s, s)(t.Context()), tenure.ErrInvalid)
+		require.ErrorIs(t, schedule.All()(t.Context()), tenure.ErrInvalid)
+	})
+}
+
+// One schedule of several whose plan has ended, before it was first run, leaves the others alone.
+func TestAPlanThatHasEndedBeforeTheFirstRunIsNoError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		past := planFunc(func(after time.Time) time.Time {
+			if slot := began.Add(-time.Hour); slot.After(after) {
+				return slot
+			}
+			return time.Time{}
+		})
+		err := runOnce(t, schedule.Config{Store: storetest.NewMem(), Key: key, Plan: past, Do: new(slots).Do, Logger: quiet}, testkit.LeaseKey, time.Hour)
+		require.NoError(t, err)
+	})
+}
+
+// A failover that the holder has not noticed yet may come between the request and the next look.
+func TestARequestThatAFailoverKeepsIsNotUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem, ran, began := storetest.NewMem(), &slots{}, time.Now()
+		mem.Lineages = true
+		store := moving{testkit.NewMovable(mem)}
+		hold(t, store, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do})
+		time.Sleep(61 * time.Minute)
+		_, err := schedule.RunAgain(t.Context(), store, key)
+		require.NoError(t, err)
+		store.Store(mem.Fork())
+		time.Sleep(20 * time.Minute)
+		require.Equal(t, []float64{1, 1}, ran.take(began))
+	})
 }
 
 // The holder remembers what it has marked, for a failover that loses it. What an operator has asked for since is not lost.

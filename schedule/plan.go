@@ -128,6 +128,9 @@ func (p located) next(after time.Time) (time.Time, error) {
 	return slot, nil
 }
 
+// isEmpty reports whether the plan never has a slot, and not only none any more.
+func (p located) isEmpty() bool { return p.plan.Next(time.Unix(0, 0).In(p.location)).IsZero() }
+
 // checkAnchor returns an error if the plan counts from the time that it is asked about. Each question, such as that of a
 // retry, would then name other slots.
 func (p located) checkAnchor(now time.Time) error {

@@ -61,10 +61,14 @@ func (s *Schedule) Run(ctx context.Context) error {
 			retries.Log(s.cfg.Logger, slog.LevelError, "schedule failed to use the store; retrying", err)
 			pause = storePause + rand.N(storePause)
 		}
+		var hints <-chan struct{}
+		if err == nil && j.idle { // otherwise the pause is that of a retry, and its own write may have woken it
+			hints = asked.C()
+		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
-		case <-asked.C(): // [RunAgain], for one
+		case <-hints: // [RunAgain], for one
 		}
 	}
 	if j.last.failed != 0 { // the last chance to mark a slot that is done
@@ -88,6 +92,7 @@ type job struct {
 	idleSince time.Time    // when this term began, or the last slot ended
 	last      marked
 	told      bool // of the next slots
+	idle      bool // no slot was due at the last step
 }
 
 // recordStore has the status of the coordinator show whether the store could be used. The name is not that of the slots' runs, whose
@@ -120,7 +125,8 @@ func (j *job) restore(ctx context.Context, r record, on tenure.Lineage) (record,
 	if err != nil {
 		return r, err
 	}
-	if on.Mark == last.lineage {
+	isAsked := r.Begun.Equal(last.Done) && r.Done.Equal(last.Done.Add(-1)) // see [RunAgain]
+	if on.Mark == last.lineage || isAsked {
 		*last = marked{lineage: on.Mark} // a failover that follows has not lost it either
 		return r, nil
 	}
@@ -158,7 +164,7 @@ func (j *job) step(ctx context.Context) (pause time.Duration, err error) {
 		j.idleSince = r.now
 	}
 	due, wait, err := j.due(r, j.idleSince)
-	if err != nil || due.IsZero() {
+	if j.idle = err == nil && due.IsZero(); err != nil || j.idle {
 		return wait, err
 	}
 	if r.Begun.Equal(due) {
@@ -201,9 +207,9 @@ func (j *job) tell(r record) error {
 	if err != nil {
 		return err
 	}
-	var next []time.Time
+	plan, next := located{j.cfg.Plan, location}, []time.Time(nil)
 	for at := r.since(); len(next) < 3; next = append(next, at) {
-		if at, err = (located{j.cfg.Plan, location}).next(at); err != nil {
+		if at, err = plan.next(at); err != nil {
 			return err
 		}
 		if at.IsZero() {
@@ -214,10 +220,10 @@ func (j *job) tell(r record) error {
 	switch {
 	case len(next) > 0:
 		j.cfg.Logger.Info("the next slots of the schedule", "slots", next, "overdue", !next[0].After(r.now))
-	case r.Begun.IsZero():
+	case plan.isEmpty():
 		return fmt.Errorf("schedule: run %s: %w: Plan has no slot after %v: is it for a date that does not exist?", j.cfg.Key, tenure.ErrInvalid, r.since().In(location))
 	default:
-		j.cfg.Logger.Warn("the plan has ended: no slot follows the last one", "last", r.Done.In(location))
+		j.cfg.Logger.Warn("the plan has ended: it has no slot any more", "after", r.since().In(location))
 	}
 	return nil
 }

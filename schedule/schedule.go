@@ -64,7 +64,7 @@ type Config struct {
 	Store tenure.Store
 	Key   tenure.Key
 
-	// Plan names the slots. It is called by one goroutine at a time, with times in Location.
+	// Plan names the slots. It is called by one goroutine of each schedule at a time, with times in Location.
 	Plan Plan
 
 	// Location is the time zone of all times that Plan and Do get, whatever the host's is. It
@@ -123,9 +123,17 @@ func New(cfg Config) (*Schedule, error) {
 }
 
 // All returns a func that runs several schedules under one lease, for a [tenure.CoordinatorConfig]. When one
-// returns, all end, and the func returns what that one has returned. If one panics, so does the func.
+// returns, all end, and the func returns what that one has returned. If one panics, so does the func. It returns
+// [tenure.ErrInvalid] if two have the same Key, or there are none.
 func All(schedules ...*Schedule) func(context.Context) error {
 	return func(ctx context.Context) error {
+		keys := make(map[tenure.Key]bool)
+		for _, s := range schedules {
+			keys[s.cfg.Key] = true
+		}
+		if len(keys) != len(schedules) || len(keys) == 0 {
+			return fmt.Errorf("schedule: run all: %w: %d schedules have %d keys: each needs its own", tenure.ErrInvalid, len(schedules), len(keys))
+		}
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		type end struct {
@@ -135,7 +143,7 @@ func All(schedules ...*Schedule) func(context.Context) error {
 		ended := make(chan end)
 		for _, s := range schedules {
 			go func() {
-				var e end
+				e := end{err: report.ErrGoexit}
 				defer func() {
 					if v := recover(); v != nil {
 						e.panic = &tenure.JobPanic{Value: v, Stack: debug.Stack()}

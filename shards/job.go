@@ -160,6 +160,14 @@ func (m *Member) stop(s *shard, cause error) {
 	if s.cancel != nil {
 		s.cancel(cause)
 	}
+	began := s.stopped
+	time.AfterFunc(tooLong, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.shards[s.id] == s && s.cause != nil && s.stopped.Equal(began) {
+			m.cfg.Logger.Warn("shard was told to stop and has not returned yet", "kind", m.cfg.Kind, "shard", s.id, "since", tooLong)
+		}
+	})
 }
 
 // stopAll tells all funcs to return, and lets no more begin.

@@ -56,6 +56,9 @@ func (r *runner) oncePer(ctx context.Context, store tenure.Store, job func(conte
 	defer cancel()
 	for {
 		_, err := store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
+		if errors.Is(err, tenure.ErrConflict) { // an earlier call whose answer was lost, since only this term writes it
+			err = nil
+		}
 		if err == nil {
 			return jobErr
 		}

@@ -22,6 +22,10 @@ const VersionLimit = 1 << 62
 // before a store forgets it: further than any clock is set back.
 const TombstoneAge = 24 * time.Hour
 
+// SessionTombstoneAge is the same for sessions: for so long after one has ended, rows that still name it are known to be nobody's.
+// Its processes may be down meanwhile, or a trigger may keep its rows from being freed.
+const SessionTombstoneAge = 100 * 24 * time.Hour
+
 // ID is the key of an object.
 type ID struct{ Type, ID string }
 

@@ -287,14 +287,14 @@ func (cfg RowsConfig) Indexes(table string, name func(suffix string) string) (by
 // MoreIndexes returns the statements that create the index of rows that are due later, that of expiring claims, and the
 // indexes by PerKey; empty: none is needed.
 func (cfg RowsConfig) MoreIndexes(table string, name func(suffix string) string) (ddl string) {
-	if cfg.NotBefore != "" && !strings.HasPrefix(strings.Trim(cfg.OrderBy, `"`), cfg.NotBefore) {
+	if first, _, _ := strings.Cut(cfg.OrderBy, ","); cfg.NotBefore != "" && strings.Trim(first, ` "`) != cfg.NotBefore {
 		byTime := cfg
 		byTime.OrderBy = Quoted(cfg.NotBefore)
 		_, due := byTime.Indexes(table, func(string) string { return name("_due") })
 		ddl += due + ";\n"
 	}
 	if cfg.Expires != "" {
-		ddl = fmt.Sprintf("CREATE INDEX IF NOT EXISTS %s ON %s (%s) WHERE %[3]s IS NOT NULL AND %s IS NOT NULL;\n",
+		ddl += fmt.Sprintf("CREATE INDEX IF NOT EXISTS %s ON %s (%s) WHERE %[3]s IS NOT NULL AND %s IS NOT NULL;\n",
 			name("_expires"), table, Quoted(cfg.Expires), Quoted(cfg.Session))
 	}
 	if cfg.PerKey != "" {

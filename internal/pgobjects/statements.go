@@ -70,6 +70,7 @@ func words() []string {
 		"{version_limit}", limit,
 		"{prune_at_most}", strconv.Itoa(pruneAtMost),
 		"{tombstone_age_us}", strconv.FormatInt(objects.TombstoneAge.Microseconds(), 10),
+		"{session_tombstone_age_us}", strconv.FormatInt(objects.SessionTombstoneAge.Microseconds(), 10),
 	}
 }
 
@@ -197,5 +198,6 @@ const (
 	pruneTombstones = `
 			DELETE FROM {tombstones} WHERE ctid = ANY (ARRAY(
 				SELECT ctid FROM {tombstones} WHERE resource_version < (SELECT {now_us} - {tombstone_age_us})
+					AND (object_type <> '` + objects.SessionType + `' OR resource_version < (SELECT {now_us} - {session_tombstone_age_us}))
 				LIMIT {prune_at_most} FOR UPDATE SKIP LOCKED))`
 )

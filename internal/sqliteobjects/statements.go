@@ -79,5 +79,6 @@ const (
 				ELSE abs(min(-9223372036854775808, ?8)) END)`
 	pruneTombstones = `
 			DELETE FROM {tombstones} WHERE rowid IN
-				(SELECT rowid FROM {tombstones} WHERE resource_version < ?1 ORDER BY resource_version LIMIT 10)`
+				(SELECT rowid FROM {tombstones} WHERE resource_version < ?1 AND (object_type <> '` + objects.SessionType + `' OR resource_version < ?2)
+				ORDER BY resource_version LIMIT 10)`
 )

@@ -130,13 +130,14 @@ func (t *Table) Delete(ctx context.Context, id objects.ID, cond objects.Conditio
 			return err
 		}
 		version := cond.Version
-		if id.Type == objects.SessionType { // the tombstone says for a day that there was such a session
+		if id.Type == objects.SessionType { // the tombstone says for a while that there was such a session
 			version = max(version, time.Now().UnixMicro())
 		}
 		if _, err := tx.ExecContext(ctx, t.in(putTombstone), id.Type, id.ID, version); err != nil {
 			return err
 		}
-		_, err = tx.ExecContext(ctx, t.in(pruneTombstones), time.Now().Add(-objects.TombstoneAge).UnixMicro())
+		_, err = tx.ExecContext(ctx, t.in(pruneTombstones), time.Now().Add(-objects.TombstoneAge).UnixMicro(),
+			time.Now().Add(-objects.SessionTombstoneAge).UnixMicro())
 		return err
 	})
 	if err == nil && wake {
