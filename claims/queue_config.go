@@ -71,8 +71,9 @@ type QueueConfig struct {
 	// without ending its claim. A func that returned an error of its own, panicked or was overdue has used its
 	// attempt. [Queue.ReleaseAfter] uses it as well, and so does a session that is lost.
 	MaxAttempts int
-	// Exhausted is the SQL assignment that is made in a row that has no attempts left and is ready once
-	// more, for example "status = 'failed'". The row's attempts are then MaxAttempts + 1.
+	// Exhausted is the SQL assignment that is made in a row that has no attempts left, for example "status = 'failed'":
+	// when the func of the last one has failed in [Worker.Serve], or else, as after a crash, when the row is ready once
+	// more, whose attempts are then MaxAttempts + 1.
 	Exhausted string
 	// OnExhausted is called with the claim of such a row. It finishes the claim as a worker does, so that
 	// what it writes is written exactly once. If it does not finish the claim, the process that takes the

@@ -297,7 +297,12 @@ func (w *Worker) finishOrRelease(ctx context.Context, c Claim, err error, done f
 	} else if err == nil {
 		err = errUnfinished
 	}
-	if err != nil && w.Holds(c) {
+	switch {
+	case err == nil || !w.Holds(c):
+	case cause == nil && done != nil && w.q.isLast(c):
+		w.s.cfg.Logger.Warn("row has failed for the last time", "table", w.q.cfg.Table, "id", c.Key.ID, "attempts", c.Attempt, "error", logtext.OneLine(err))
+		w.retireNow(ctx, c)
+	default:
 		counted := c
 		if w.q.cfg.Attempts == "" { // otherwise each pause would be that of a first failure
 			counted.Attempt = w.timesFailed(c) + 1
@@ -305,6 +310,26 @@ func (w *Worker) finishOrRelease(ctx context.Context, c Claim, err error, done f
 		w.releaseAfter(c, w.q.backoff(counted))
 	}
 	return err
+}
+
+// isLast reports whether a row has no attempts left if this one fails. If it can't tell, the next take retires the row.
+func (q *Queue) isLast(c Claim) bool {
+	return q.cfg.MaxAttempts > 0 && q.cfg.Limit == "" && c.Attempt >= q.cfg.MaxAttempts
+}
+
+// retireNow retires a row whose last attempt has failed, as the config says.
+func (w *Worker) retireNow(ctx context.Context, c Claim) {
+	held := func(c Claim) { w.releaseAfter(c, w.q.backoff(c)) }
+	if w.q.cfg.OnExhausted == nil {
+		w.q.exhaust(ctx, []Claim{c}, held)
+		return
+	}
+	if err := w.q.onExhausted(ctx, c); err != nil {
+		w.q.logUnretired(err, c)
+	}
+	if w.Holds(c) { // it was not finished
+		held(c)
+	}
 }
 
 // failed notes that a row has failed. It returns the level at which that is logged: a row that keeps failing is told
