@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,12 +28,12 @@ func TestTheLastFailureOfARowRetiresItAtOnce(t *testing.T) {
 					Backoff: func(claims.Claim) time.Duration { return time.Minute },
 				}
 				var q *claims.Queue
-				retired := 0
+				var retired atomic.Int64
 				if how == "Exhausted" {
 					cfg.Exhausted = "status = 'failed'"
 				} else {
 					cfg.OnExhausted = func(ctx context.Context, c claims.Claim) error {
-						if retired++; retired == 1 && how != "OnExhausted" {
+						if retired.Add(1) == 1 && how != "OnExhausted" {
 							return errors.New("not now")
 						}
 						return q.FinishSQLite(ctx, []claims.Claim{c}, func(tx *sql.Tx) error {
@@ -68,7 +69,7 @@ func TestTheLastFailureOfARowRetiresItAtOnce(t *testing.T) {
 				if how == "OnExhausted fails once" { // then the next take retires it
 					serve(5 * time.Minute)
 					require.Equal(t, 3, calls)
-					require.Equal(t, 2, retired)
+					require.EqualValues(t, 2, retired.Load())
 				} else {
 					status, attempts := state()
 					require.Equal(t, "failed", status)

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -82,9 +83,9 @@ func TestAKeyThatIsALeasesIsRefused(t *testing.T) {
 
 func TestAScheduleThatCannotUseTheStoreIsFailing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		broken := false
+		var broken atomic.Bool
 		store := storetest.Faulty(storetest.NewMem(), func(ctx context.Context, call storetest.Call, do func(context.Context) error) error {
-			if broken && call.Key == key {
+			if broken.Load() && call.Key == key {
 				return errors.New("permission denied")
 			}
 			return do(ctx)
@@ -108,12 +109,12 @@ func TestAScheduleThatCannotUseTheStoreIsFailing(t *testing.T) {
 		}
 		time.Sleep(10 * time.Minute)
 		require.Empty(t, c.Status().Runs)
-		broken = true
+		broken.Store(true)
 		time.Sleep(10 * time.Minute)
 		require.Len(t, failing(), 1)
 		require.Contains(t, failing()[0], "schedule/test state: ")
 		require.Contains(t, failing()[0], "permission denied")
-		broken = false
+		broken.Store(false)
 		time.Sleep(10 * time.Minute)
 		require.Empty(t, failing())
 		cancel()
@@ -213,8 +214,9 @@ func TestAFailoverDoesNotUndoThatASlotIsToRunAgain(t *testing.T) {
 		mem, ran, began := storetest.NewMem(), &slots{}, time.Now()
 		mem.Lineages = true
 		store := moving{testkit.NewMovable(mem)}
+		runs := 0
 		ran.do = func(context.Context, schedule.Slot) error {
-			if len(ran.ran) == 2 {
+			if runs++; runs == 2 {
 				return errors.New("not yet")
 			}
 			return nil
