@@ -150,7 +150,7 @@ func TestRowsWhoseTakeWasNotAnsweredAreFreed(t *testing.T) {
 		began := time.Now()
 		got = append(got, takeOf(w, rows, 9)...)
 		require.Equal(w, []string{"5", "3", "4"}, takenIDs(got))
-		require.Less(w, time.Since(began), ttl/2)
+		require.LessOrEqual(w, time.Since(began), ttl, "after the first comparison, or the next look at the rows")
 		require.Equal(w, 2, got[1].Attempt, "a caller might have had it: the session has seen a greater token since")
 		require.True(w, rows.Holds(held[0]))
 		require.NoError(w, rows.Finish(w.Context(), passed...), "by value")
