@@ -283,10 +283,11 @@ func (w *sweeper) judgeNamed(ctx context.Context, l look) {
 // store need not remember it: a role may lack the right to, and does not for ever.
 func (w *sweeper) isGone(session objects.Session, now time.Time) bool {
 	_, noted := w.orphans[session.ID]
-	if session.Gone && !noted {
+	gone := session.Gone || w.seen[session.ID] != nil // its record may have been deleted by hand
+	if gone && !noted {
 		w.orphans[session.ID] = now
 	}
-	return session.Gone || noted
+	return gone || noted
 }
 
 // tellUnknown logs that rows of a table name owners that have never been sessions of this store: those of another system, or of
