@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"log/slog"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -20,9 +19,7 @@ func TestTheLastFailureOfARowRetiresItAtOnce(t *testing.T) {
 	for _, how := range []string{"Exhausted", "OnExhausted", "OnExhausted fails once"} {
 		t.Run(how, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var log testkit.SyncBuffer
-				store := testkit.OpenSQLite(t, ":memory:")
-				testkit.MigrateClaims(t, store)
+				store, s, log := loggedSession(t)
 				cfg := claims.QueueConfig{
 					Table: "mails", Attempts: "attempts", Ready: "status = 'queued'", Done: "status = 'sent'", MaxAttempts: 3,
 					Backoff: func(claims.Claim) time.Duration { return time.Minute },
@@ -45,12 +42,9 @@ func TestTheLastFailureOfARowRetiresItAtOnce(t *testing.T) {
 				testkit.ExecSQL(t, store.DB(), `CREATE TABLE mails (id INTEGER PRIMARY KEY, status TEXT NOT NULL DEFAULT 'queued')`)
 				testkit.ExecSQL(t, store.DB(), testkit.Must(cfg.SQLiteDDL()))
 				testkit.ExecSQL(t, store.DB(), `INSERT INTO mails DEFAULT VALUES`)
-				s := testkit.Must(claims.NewSession(store, claims.SessionConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
 				q = testkit.Must(claims.NewQueue(store, cfg))
 				w := testkit.Must(claims.NewWorker(s, q))
-				ctx, stop := context.WithCancel(t.Context())
-				ended := make(chan error, 1)
-				go func() { ended <- s.Run(ctx) }()
+				ctx, stop, ended := runSession(t, s)
 				calls := 0
 				serve := func(d time.Duration) {
 					serving, cancel := context.WithTimeout(ctx, d)

@@ -11,9 +11,24 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
 )
+
+// loggedSession returns a session in a SQLite database in memory, and what it logs.
+func loggedSession(t *testing.T) (store *tenure.SQLiteStore, s *claims.Session, log *testkit.SyncBuffer) {
+	log, store = new(testkit.SyncBuffer), testkit.OpenSQLite(t, ":memory:")
+	testkit.MigrateClaims(t, store)
+	return store, testkit.Must(claims.NewSession(store, claims.SessionConfig{Logger: slog.New(slog.NewTextHandler(log, nil))})), log
+}
+
+func runSession(t *testing.T, s *claims.Session) (ctx context.Context, stop func(), ended chan error) {
+	ctx, stop = context.WithCancel(t.Context())
+	ended = make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	return ctx, stop, ended
+}
 
 func TestAFuncThatWasToldToReturnAndDoesNotIsNamed(t *testing.T) {
 	for name, tell := range map[string]func(t *testing.T, keys *claims.Keys, stop func()){
@@ -24,14 +39,9 @@ func TestAFuncThatWasToldToReturnAndDoesNotIsNamed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var log testkit.SyncBuffer
-				store := testkit.OpenSQLite(t, ":memory:")
-				testkit.MigrateClaims(t, store)
-				s := testkit.Must(claims.NewSession(store, claims.SessionConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+				_, s, log := loggedSession(t)
 				keys := testkit.Must(claims.NewKeys(s, "tenant"))
-				ctx, stop := context.WithCancel(t.Context())
-				ended := make(chan error, 1)
-				go func() { ended <- s.Run(ctx) }()
+				ctx, stop, ended := runSession(t, s)
 				got, err := keys.Claim(ctx, "acme")
 				require.NoError(t, err)
 				free, returned := make(chan bool), make(chan error, 1)
@@ -55,14 +65,9 @@ func TestAFuncThatWasToldToReturnAndDoesNotIsNamed(t *testing.T) {
 
 func TestAFuncThatReturnsWhenItIsToldToIsNotNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log testkit.SyncBuffer
-		store := testkit.OpenSQLite(t, ":memory:")
-		testkit.MigrateClaims(t, store)
-		s := testkit.Must(claims.NewSession(store, claims.SessionConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+		_, s, log := loggedSession(t)
 		keys := testkit.Must(claims.NewKeys(s, "tenant"))
-		ctx, stop := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- s.Run(ctx) }()
+		ctx, stop, ended := runSession(t, s)
 		for range 3 {
 			got, err := keys.Claim(ctx, "acme")
 			require.NoError(t, err)
@@ -83,10 +88,7 @@ func TestAFuncThatReturnsWhenItIsToldToIsNotNamed(t *testing.T) {
 
 func TestASessionThatNobodyRunsIsNoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log testkit.SyncBuffer
-		store := testkit.OpenSQLite(t, ":memory:")
-		testkit.MigrateClaims(t, store)
-		s := testkit.Must(claims.NewSession(store, claims.SessionConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
+		_, s, log := loggedSession(t)
 		keys := testkit.Must(claims.NewKeys(s, "tenant"))
 		claimed := make(chan error, 2)
 		for _, id := range []string{"a", "b"} {
@@ -98,9 +100,7 @@ func TestASessionThatNobodyRunsIsNoticed(t *testing.T) {
 		time.Sleep(time.Minute)
 		require.Equal(t, 1, strings.Count(log.String(), "Session.Run was not called"), log.String())
 		require.Contains(t, s.Status().LastError, "Session.Run was not called")
-		ctx, stop := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- s.Run(ctx) }()
+		_, stop, ended := runSession(t, s)
 		require.NoError(t, <-claimed)
 		require.NoError(t, <-claimed)
 		require.Empty(t, s.Status().LastError)
@@ -112,18 +112,13 @@ func TestASessionThatNobodyRunsIsNoticed(t *testing.T) {
 // The table does not count attempts, so the pauses grow by what the process remembers.
 func TestARowThatKeepsFailingIsTriedLessOftenAndToldAboutOnceAnHour(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log testkit.SyncBuffer
-		store := testkit.OpenSQLite(t, ":memory:")
-		testkit.MigrateClaims(t, store)
+		store, s, log := loggedSession(t)
 		cfg := claims.QueueConfig{Table: "mails", Ready: "status = 'queued'", Done: "status = 'sent'"}
 		testkit.ExecSQL(t, store.DB(), `CREATE TABLE mails (id INTEGER PRIMARY KEY, status TEXT NOT NULL DEFAULT 'queued')`)
 		testkit.ExecSQL(t, store.DB(), testkit.Must(cfg.SQLiteDDL()))
 		testkit.ExecSQL(t, store.DB(), `INSERT INTO mails DEFAULT VALUES`)
-		s := testkit.Must(claims.NewSession(store, claims.SessionConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}))
 		w := testkit.Must(claims.NewWorker(s, testkit.Must(claims.NewQueue(store, cfg))))
-		ctx, stop := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- s.Run(ctx) }()
+		ctx, stop, ended := runSession(t, s)
 		serving, cancel := context.WithTimeout(ctx, 30*time.Minute)
 		defer cancel()
 		calls := 0

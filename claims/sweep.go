@@ -316,16 +316,11 @@ func (w *sweeper) noteKnown() {
 	maps.DeleteFunc(w.orphans, func(id string, _ time.Time) bool { return !known[id] })
 }
 
-// orphaned reports whether rows of the user's table still name a session some time after it was found
-// gone: the process that removed its record may not know the table. The first time, it notes the session,
-// so that a later look can tell.
+// orphaned reports whether rows of the user's table still name a session some time after isGone has noted it: the
+// process that removed its record may not know the table.
 func (w *sweeper) orphaned(id string, now time.Time) bool {
 	const patience = 50 * time.Millisecond
-	since, noted := w.orphans[id]
-	if !noted {
-		w.orphans[id], since = now, now
-	}
-	if now.Sub(since) >= patience {
+	if now.Sub(w.orphans[id]) >= patience {
 		return true
 	}
 	w.canExpire(now.Add(patience + rand.N(2*patience)))

@@ -56,10 +56,7 @@ func (r *runner) oncePer(ctx context.Context, store tenure.Store, job func(conte
 	defer cancel()
 	for {
 		_, err := store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
-		if errors.Is(err, tenure.ErrConflict) { // an earlier call whose answer was lost, since only this term writes it
-			err = nil
-		}
-		if err == nil {
+		if err == nil || errors.Is(err, tenure.ErrConflict) { // with an earlier call whose answer was lost: only this term writes it
 			return jobErr
 		}
 		if errors.Is(err, tenure.ErrLost) || !pace.Sleep(ctx, pace.Jitter(storeTimeout/10)) {

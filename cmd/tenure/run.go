@@ -20,6 +20,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/pgconns"
 )
 
@@ -140,10 +141,7 @@ func runProgram(ctx context.Context, opts *runOptions, timing timing, out *outpu
 		err = r.setUp(ctx, store)
 	}
 	if err != nil && !errors.As(err, new(errUsage)) {
-		select {
-		case <-ctx.Done():
-		case <-time.After(startPause):
-		}
+		pace.Sleep(ctx, startPause)
 	}
 	if err == nil && opts.unique {
 		err = r.awaitEarlierRun(ctx, store)
