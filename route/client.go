@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -201,6 +202,23 @@ func (c *client) close() {
 	if outErr != nil {
 		panic(http.ErrAbortHandler)
 	}
+	if inErr != nil && c.r.ProtoMajor == 1 {
+		c.linger()
+	}
+}
+
+// linger has net/http close the connection only a while after the answer, as it does for a body that is too large. Otherwise
+// it would close it at once, since the body can't be read to its end, and a client that still sends might lose the answer.
+func (c *client) linger() {
+	w := c.w
+	for {
+		outer, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			break
+		}
+		w = outer.Unwrap()
+	}
+	_, _ = http.MaxBytesReader(w, io.NopCloser(strings.NewReader("too large")), 0).Read(make([]byte, 1))
 }
 
 func (c *client) Header() http.Header { return c.header }

@@ -6,12 +6,15 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
@@ -109,6 +112,34 @@ func TestAnAnswerMayBeginBeforeALongBodyIsRead(t *testing.T) {
 					}
 				}
 			}
+		})
+	}
+}
+
+// net/http closes the connection at once if the rest of a body can't be read. That discards an answer on its way.
+func TestAnAnswerReachesAClientThatStillSends(t *testing.T) {
+	store := testkit.OpenSQLite(t, newFile(t))
+	owner := startProcess(t, store, "owner", route.Config{}, claims.SessionConfig{}, nil)
+	other := startProcess(t, store, "other", route.Config{MaxReplay: 1000}, claims.SessionConfig{}, nil)
+	owner.serve("x", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusAccepted) }))
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	for range 40 {
+		clients.Go(func() {
+			conn, err := net.Dial("tcp", other.addr)
+			if !assert.NoError(t, err) {
+				return
+			}
+			clients.Go(func() {
+				var err error
+				for part := "POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"; err == nil; part = "400\r\n" + strings.Repeat("x", 1024) + "\r\n" {
+					_, err = io.WriteString(conn, part)
+				}
+			})
+			answer, err := io.ReadAll(conn)
+			assert.NoError(t, err, "%s", answer)
+			assert.Contains(t, string(answer), "202 Accepted")
+			conn.Close()
 		})
 	}
 }
