@@ -159,56 +159,77 @@ func (o Object) written(r objects.Row) Object {
 	return o
 }
 
-// The stores on Postgres and SQLite share the funcs below: each checks its arguments, converts
-// them, calls the table, and says in the error which operation failed.
+// tables is what the stores on Postgres and SQLite have in common. Each method checks its
+// arguments, converts them, calls the table, and says in the error which operation failed.
+type tables struct {
+	all   objects.Table
+	fence *objects.Fence // that all writes pass; nil: they are not fenced
+}
 
-func getFrom(ctx context.Context, t objects.Table, key Key) (Object, error) {
+// Backend returns the tables that package claims works on. It is for packages of this module.
+func (s *tables) Backend() objects.Backend { return s.all }
+
+// Get implements [Store].
+func (s *tables) Get(ctx context.Context, key Key) (Object, error) {
 	if err := key.Validate(); err != nil {
 		return Object{}, opError(ctx, "get", key, err)
 	}
-	r, err := t.Get(ctx, objects.ID(key))
+	r, err := s.all.Get(ctx, objects.ID(key))
 	if err != nil {
 		return Object{}, opError(ctx, "get", key, err)
 	}
 	return objectOf(r), nil
 }
 
-func listFrom(ctx context.Context, t objects.Table, objectType, after string, limit int) ([]Object, error) {
+// List implements [Lister].
+func (s *tables) List(ctx context.Context, objectType, after string, limit int) ([]Object, error) {
 	if err := objects.ValidList(objectType, after, limit); err != nil {
 		return nil, opError(ctx, "list", Key{Type: objectType}, err)
 	}
-	rows, err := t.List(ctx, objectType, after, limit)
+	rows, err := s.all.List(ctx, objectType, after, limit)
 	if err != nil {
 		return nil, opError(ctx, "list", Key{Type: objectType}, err)
 	}
 	return objectsOf(rows), nil
 }
 
-func putTo(ctx context.Context, t objects.Table, fence *objects.Fence, obj Object, cond WriteCondition) (Object, error) {
-	if err := errors.Join(obj.Validate(), cond.Validate(), notItself(fence, obj.Key)); err != nil {
+// PutIf implements [Store].
+func (s *tables) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
+	if err := errors.Join(obj.Validate(), cond.Validate(), s.notItself(obj.Key)); err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, err)
 	}
-	r, err := t.Put(ctx, obj.row(), cond.c, fence)
+	r, err := s.all.Put(ctx, obj.row(), cond.c, s.fence)
 	if err != nil {
 		return Object{}, opError(ctx, "put", obj.Key, conflictError(obj.Key, err))
 	}
 	return obj.written(r), nil
 }
 
-func deleteFrom(ctx context.Context, t objects.Table, fence *objects.Fence, key Key, cond WriteCondition, wake bool) error {
-	if err := errors.Join(key.Validate(), cond.ValidateDelete(), notItself(fence, key)); err != nil {
+// DeleteIf implements [Store].
+func (s *tables) DeleteIf(ctx context.Context, key Key, cond WriteCondition) error {
+	return s.delete(ctx, key, cond, false)
+}
+
+// DeleteAndWake implements [Notifier].
+func (s *tables) DeleteAndWake(ctx context.Context, key Key, cond WriteCondition) error {
+	return s.delete(ctx, key, cond, true)
+}
+
+func (s *tables) delete(ctx context.Context, key Key, cond WriteCondition, wake bool) error {
+	if err := errors.Join(key.Validate(), cond.ValidateDelete(), s.notItself(key)); err != nil {
 		return opError(ctx, "delete", key, err)
 	}
-	if err := t.Delete(ctx, objects.ID(key), cond.c, fence, wake); err != nil {
+	if err := s.all.Delete(ctx, objects.ID(key), cond.c, s.fence, wake); err != nil {
 		return opError(ctx, "delete", key, conflictError(key, err))
 	}
 	return nil
 }
 
-func wakeIn(ctx context.Context, t objects.Table, key Key) error {
+// Wake implements [Notifier].
+func (s *tables) Wake(ctx context.Context, key Key) error {
 	err := key.Validate()
 	if err == nil {
-		err = t.Wake(ctx, objects.ID(key))
+		err = s.all.Wake(ctx, objects.ID(key))
 	}
 	if err != nil {
 		return opError(ctx, "wake", key, err)
@@ -216,25 +237,27 @@ func wakeIn(ctx context.Context, t objects.Table, key Key) error {
 	return nil
 }
 
-func fenceStatement(t objects.Table, guard Guard) (query string, args []any, err error) {
+// FenceStatement implements [SQLStore].
+func (s *tables) FenceStatement(guard Guard) (query string, args []any, err error) {
 	fence, err := fenceOf("fence statement", guard)
 	if err != nil {
 		return "", nil, err
 	}
-	query, args, err = t.FenceStatement(fence)
+	query, args, err = s.all.FenceStatement(fence)
 	if err != nil {
 		return "", nil, opError(context.Background(), "failed to make the fence statement of", Key(fence.ID), err)
 	}
 	return query, args, nil
 }
 
-func putStatement(t objects.Table, fence *objects.Fence, obj Object, version int64) (query string, args []any, err error) {
+// PutStatement implements [SQLStore].
+func (s *tables) PutStatement(obj Object, version int64) (query string, args []any, err error) {
 	err = errors.Join(obj.Validate(), objects.ValidVersion(version))
-	if fence != nil { // the statement would not be fenced
+	if s.fence != nil { // the statement would not be fenced
 		err = fmt.Errorf("%w: the store is fenced; add FenceStatement to the transaction", errors.ErrUnsupported)
 	}
 	if err == nil {
-		query, args, err = t.PutStatement(obj.row(), version)
+		query, args, err = s.all.PutStatement(obj.row(), version)
 	}
 	if err != nil {
 		return "", nil, fmt.Errorf("tenure: put statement: %w", err)
@@ -242,17 +265,18 @@ func putStatement(t objects.Table, fence *objects.Fence, obj Object, version int
 	return query, args, nil
 }
 
-// fenceFor returns the fence of a guard for a store that may already have a fence.
-func fenceFor(fenced *objects.Fence, guard Guard) (*objects.Fence, error) {
-	if fenced != nil {
-		return nil, fmt.Errorf("tenure: fence: %w: the store is fenced already", errors.ErrUnsupported)
+// fencedBy returns the same tables with the fence of a guard.
+func (s *tables) fencedBy(guard Guard) (tables, error) {
+	if s.fence != nil {
+		return tables{}, fmt.Errorf("tenure: fence: %w: the store is fenced already", errors.ErrUnsupported)
 	}
-	return fenceOf("fence", guard)
+	fence, err := fenceOf("fence", guard)
+	return tables{s.all, fence}, err
 }
 
 // notItself refuses a fenced write to the record that its fence depends on.
-func notItself(fence *objects.Fence, key Key) error {
-	if fence != nil && fence.Claim == nil && objects.ID(key) == fence.ID {
+func (s *tables) notItself(key Key) error {
+	if s.fence != nil && s.fence.Claim == nil && objects.ID(key) == s.fence.ID {
 		return fmt.Errorf("%w: the lease's own object can't be written through its fence", ErrInvalid)
 	}
 	return nil

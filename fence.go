@@ -138,14 +138,32 @@ func Fence(store Store, guard Guard) (Store, error) {
 type SQLStore interface {
 	Store
 
-	// FenceStatement returns a statement that makes any transaction that ends with it fail,
-	// unless the guard's right stands. [FenceError] recognises the failure on Postgres and
-	// SQLite; on another database, the text of the error has to contain "tenure: the term is
-	// over; records that stand: ".
+	// FenceStatement returns a statement that makes its transaction fail, unless the guard's right stands. Use it where
+	// Fenced does not fit: with database/sql, an ORM, as in the [example for GORM], or a driver other than pgx.
+	// [FenceError] recognises the failure, after which the caller must roll back; on a database other than Postgres and
+	// SQLite, the text of the error has to contain "tenure: the term is over; records that stand: ".
+	//
+	// On Postgres it must be the last statement before COMMIT, in the same database. An earlier one protects as
+	// well, but its lock on the lease's record delays the holder's own renewals until the transaction
+	// ends, so a long transaction ends its own term. PREPARE TRANSACTION must not follow it: no process could renew the
+	// lease or take it over until the prepared transaction has ended, even after a restart of the server. Above READ
+	// COMMITTED the server may end the transaction with a serialization failure because the lease was renewed after its
+	// first statement; then try again. The statement names the table's schema. If [PostgresConfig.Schema] is empty and the
+	// store has not been used yet, FenceStatement looks the schema up, for up to 5 s; otherwise it does no I/O.
+	//
+	// On SQLite it may stand anywhere in the transaction. It takes the database's write lock: from then on, until
+	// the transaction ends, no process can take the lease over or renew it.
+	//
+	// In a transaction of its own the statement protects nothing. A term that is known to be over is [ErrLost]. For the
+	// term of a single replica, which has no lease to lose, the statement always succeeds.
+	//
+	// [example for GORM]: https://github.com/tenurelib/tenure/blob/main/examples/integrations/gorm_test.go
 	FenceStatement(guard Guard) (query string, args []any, err error)
 
-	// PutStatement returns a statement that writes an existing object if it is at that version.
-	// Otherwise the statement fails, and its transaction with it.
+	// PutStatement returns a statement that writes an existing object if it is at that version. Otherwise the statement
+	// fails, and its transaction, which must be rolled back, with it. It is for a transaction that also writes other tables
+	// of the same database, with any driver. It does I/O only where FenceStatement does. It neither creates an object nor
+	// wakes its watches.
 	PutStatement(obj Object, version int64) (query string, args []any, err error)
 }
 
@@ -253,8 +271,7 @@ func fencedBy(ctx context.Context, fence *objects.Fence, err error) error {
 }
 
 // FenceError recognises, with any driver, the error of a transaction that a statement of
-// [PostgresStore.FenceStatement] or [SQLiteStore.FenceStatement] has made fail, and returns an
-// [ErrLost] that wraps it; or an [ErrMoved], if the term was not renewed yet after a failover or a restart of the
+// [SQLStore.FenceStatement] has made fail, and returns an [ErrLost] that wraps it; or an [ErrMoved], if the term was not renewed yet after a failover or a restart of the
 // database. It returns any other error, and nil, unchanged.
 func FenceError(err error) error {
 	switch {

@@ -68,18 +68,12 @@ func (cfg PostgresConfig) LogValue() slog.Value { return slog.StringValue(cfg.St
 //
 // All methods are safe for concurrent use.
 type PostgresStore struct {
+	tables
 	conns *pgconns.Conns
-	table *pgobjects.Table
-	fence *objects.Fence // that all writes pass; nil: they are not fenced
+	table *pgobjects.Table // is all of tables
 }
 
-var _ interface {
-	Store
-	Lister
-	Fencer
-	Watcher
-	Notifier
-} = (*PostgresStore)(nil)
+var _ Database = (*PostgresStore)(nil)
 
 // NewPostgresStore returns a store that uses the caller's pool, which the caller has to close. It
 // does no I/O. Leases open further connections with the pool's settings when they need them;
@@ -97,7 +91,8 @@ func NewPostgresStore(pool *pgxpool.Pool, cfg PostgresConfig) (*PostgresStore, e
 func newPostgresStore(conns *pgconns.Conns, cfg PostgresConfig) *PostgresStore {
 	cfg.Table = cmp.Or(cfg.Table, "objects")
 	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
-	return &PostgresStore{conns: conns, table: pgobjects.New(conns, pgobjects.Config(cfg))}
+	table := pgobjects.New(conns, pgobjects.Config(cfg))
+	return &PostgresStore{tables{all: table}, conns, table}
 }
 
 // OpenPostgres opens a small pool of its own and returns a store that uses it. It waits for a
@@ -143,9 +138,6 @@ func (s *PostgresStore) Pool() *pgxpool.Pool { return s.conns.Pool }
 // DB returns a database/sql handle whose connections are those of Pool. Close closes the handle.
 func (s *PostgresStore) DB() *sql.DB { return s.conns.DB() }
 
-// Backend returns the tables that package claims works on. It is for packages of this module.
-func (s *PostgresStore) Backend() objects.Backend { return s.table }
-
 // Close closes the connections that the store has opened: those of leases and of watches, and
 // the pool if [OpenPostgres] opened it. It waits a few seconds for calls that are under way and for
 // a server that does not answer; then it cuts these connections off, and the calls fail. End all
@@ -167,21 +159,6 @@ func (s *PostgresStore) Migrate(ctx context.Context) error {
 		return fmt.Errorf("tenure: migrate %s: %w", s.table, err)
 	}
 	return nil
-}
-
-// Get implements [Store].
-func (s *PostgresStore) Get(ctx context.Context, key Key) (Object, error) {
-	return getFrom(ctx, s.table, key)
-}
-
-// List implements [Lister].
-func (s *PostgresStore) List(ctx context.Context, objectType, after string, limit int) ([]Object, error) {
-	return listFrom(ctx, s.table, objectType, after, limit)
-}
-
-// PutIf implements [Store].
-func (s *PostgresStore) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
-	return putTo(ctx, s.table, s.fence, obj, cond)
 }
 
 // resume implements resumer.
@@ -207,19 +184,6 @@ func (s *PostgresStore) Lineage(ctx context.Context) (Lineage, error) {
 	}
 	return Lineage(on), nil
 }
-
-// DeleteIf implements [Store].
-func (s *PostgresStore) DeleteIf(ctx context.Context, key Key, cond WriteCondition) error {
-	return deleteFrom(ctx, s.table, s.fence, key, cond, false)
-}
-
-// DeleteAndWake implements [Notifier].
-func (s *PostgresStore) DeleteAndWake(ctx context.Context, key Key, cond WriteCondition) error {
-	return deleteFrom(ctx, s.table, s.fence, key, cond, true)
-}
-
-// Wake implements [Notifier].
-func (s *PostgresStore) Wake(ctx context.Context, key Key) error { return wakeIn(ctx, s.table, key) }
 
 // Watch implements [Watcher].
 func (s *PostgresStore) Watch(key Key) Subscription {
@@ -266,30 +230,6 @@ func (s *PostgresStore) Fenced(ctx context.Context, guard Guard, fn func(tx pgx.
 	return fnErr
 }
 
-// FenceStatement returns a statement that fails, and its transaction with it, unless the term is
-// still the lease's. Use it where [PostgresStore.Fenced] does not fit: with database/sql, an ORM,
-// as in the [example for GORM], or a driver other than pgx. [FenceError] recognises the failure.
-//
-// The statement names the table's schema. FenceStatement does no I/O, unless
-// [PostgresConfig.Schema] is empty and the store has not been used yet: then it looks the schema
-// up, for up to 5 s.
-//
-// It must be the last statement before COMMIT, in the same database. An earlier one protects as
-// well, but its lock on the lease's record delays the holder's own renewals until the transaction
-// ends, so a long transaction ends its own term. In a transaction of its own it protects nothing.
-// PREPARE TRANSACTION must not follow it: no process could renew the lease or take it over until
-// the prepared transaction has ended, even after a restart of the server. Above READ COMMITTED the
-// server may end the transaction with a serialization failure (40001) because the lease was
-// renewed after its first statement; then try again.
-//
-// A term that is known to be over is [ErrLost]. For the term of a single replica, which has no
-// lease to lose, the statement always succeeds.
-//
-// [example for GORM]: https://github.com/tenurelib/tenure/blob/main/examples/integrations/gorm_test.go
-func (s *PostgresStore) FenceStatement(guard Guard) (query string, args []any, err error) {
-	return fenceStatement(s.table, guard)
-}
-
 // place finds out in which schemas the tables are, which FenceStatement has to know.
 func (s *PostgresStore) place(ctx context.Context, fence *objects.Fence) error {
 	return s.table.Place(ctx, fence)
@@ -300,19 +240,11 @@ func (s *PostgresStore) renew(ctx context.Context, fence *objects.Fence) error {
 	return s.table.Renew(ctx, fence)
 }
 
-// PutStatement returns a statement that writes an existing object if it is at that version;
-// otherwise the statement fails, and its transaction with it. It is for a transaction that also
-// writes other tables of the same database, with any driver. It does I/O only where
-// [PostgresStore.FenceStatement] does. It neither creates an object nor wakes its watches.
-func (s *PostgresStore) PutStatement(obj Object, version int64) (query string, args []any, err error) {
-	return putStatement(s.table, s.fence, obj, version)
-}
-
 // Fence implements [Fencer].
 func (s *PostgresStore) Fence(guard Guard) (Store, error) {
-	fence, err := fenceFor(s.fence, guard)
+	fenced, err := s.fencedBy(guard)
 	if err != nil {
 		return nil, err
 	}
-	return &PostgresStore{conns: s.conns, table: s.table, fence: fence}, nil
+	return &PostgresStore{fenced, s.conns, s.table}, nil
 }

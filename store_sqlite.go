@@ -51,18 +51,12 @@ func (cfg *SQLiteConfig) complete() error {
 //
 // All methods are safe for concurrent use.
 type SQLiteStore struct {
-	table *sqliteobjects.Table
-	alone *Turns         // nil: the store is Shared
-	fence *objects.Fence // that all writes pass; nil: they are not fenced
+	tables
+	table *sqliteobjects.Table // is all of tables
+	alone *Turns               // nil: the store is Shared
 }
 
-var _ interface {
-	Store
-	Lister
-	Fencer
-	Watcher
-	Notifier
-} = (*SQLiteStore)(nil)
+var _ Database = (*SQLiteStore)(nil)
 
 // NewSQLiteStore returns a store in the caller's database, which the caller has to close. Open
 // the database as [OpenSQLite] does: by an absolute path, because each new connection resolves a
@@ -83,7 +77,7 @@ func NewSQLiteStore(db *sql.DB, cfg SQLiteConfig) (*SQLiteStore, error) {
 }
 
 func newSQLiteStore(table *sqliteobjects.Table, cfg SQLiteConfig) *SQLiteStore {
-	store := &SQLiteStore{table: table}
+	store := &SQLiteStore{tables: tables{all: table}, table: table}
 	if !cfg.Shared {
 		store.alone = turnsOf(table.DB(), cfg.Table)
 	}
@@ -173,21 +167,8 @@ func (s *SQLiteStore) Migrate(ctx context.Context) error {
 // use [SQLiteStore.Fenced], or a database with a longer busy timeout.
 func (s *SQLiteStore) DB() *sql.DB { return s.table.DB() }
 
-// Backend returns the tables that package claims works on. It is for packages of this module.
-func (s *SQLiteStore) Backend() objects.Backend { return s.table }
-
 // Close ends the subscriptions, and closes the database if [OpenSQLite] opened it.
 func (s *SQLiteStore) Close() error { return s.table.Close() }
-
-// Get implements [Store].
-func (s *SQLiteStore) Get(ctx context.Context, key Key) (Object, error) {
-	return getFrom(ctx, s.table, key)
-}
-
-// List implements [Lister].
-func (s *SQLiteStore) List(ctx context.Context, objectType, after string, limit int) ([]Object, error) {
-	return listFrom(ctx, s.table, objectType, after, limit)
-}
 
 // PutIf implements [Store].
 func (s *SQLiteStore) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Object, error) {
@@ -196,21 +177,8 @@ func (s *SQLiteStore) PutIf(ctx context.Context, obj Object, cond WriteCondition
 			return Object{}, opError(ctx, "put", obj.Key, err)
 		}
 	}
-	return putTo(ctx, s.table, s.fence, obj, cond)
+	return s.tables.PutIf(ctx, obj, cond)
 }
-
-// DeleteIf implements [Store].
-func (s *SQLiteStore) DeleteIf(ctx context.Context, key Key, cond WriteCondition) error {
-	return deleteFrom(ctx, s.table, s.fence, key, cond, false)
-}
-
-// DeleteAndWake implements [Notifier].
-func (s *SQLiteStore) DeleteAndWake(ctx context.Context, key Key, cond WriteCondition) error {
-	return deleteFrom(ctx, s.table, s.fence, key, cond, true)
-}
-
-// Wake implements [Notifier]. Other processes are woken by the change itself.
-func (s *SQLiteStore) Wake(ctx context.Context, key Key) error { return wakeIn(ctx, s.table, key) }
 
 // Watch implements [Watcher]. While there are subscriptions, the store keeps one connection, on
 // which it asks SQLite whether the file was written: whenever the operating system reports a
@@ -222,11 +190,11 @@ func (s *SQLiteStore) Watch(key Key) Subscription { return s.table.Watch(objects
 
 // Fence implements [Fencer].
 func (s *SQLiteStore) Fence(guard Guard) (Store, error) {
-	fence, err := fenceFor(s.fence, guard)
+	fenced, err := s.fencedBy(guard)
 	if err != nil {
 		return nil, err
 	}
-	return &SQLiteStore{table: s.table, alone: s.alone, fence: fence}, nil
+	return &SQLiteStore{fenced, s.table, s.alone}, nil
 }
 
 // Fenced runs fn in a transaction whose writes, to any tables of this database, commit only if
@@ -256,29 +224,4 @@ func (s *SQLiteStore) Fenced(ctx context.Context, guard Guard, fn func(tx *sql.T
 		return fnErr
 	}
 	return fencedBy(ctx, fence, err)
-}
-
-// FenceStatement returns a statement that fails unless the term is still the lease's. Use it
-// where [SQLiteStore.Fenced] does not fit: through an ORM, as in the [example for GORM], or in
-// transactions of your own. [FenceError] recognises the failure, after which the caller must roll
-// back. FenceStatement does no I/O.
-//
-// The statement takes the database's write lock, so it may stand anywhere in a transaction. From
-// then on, until the transaction ends, no process can take the lease over or renew it. In a
-// transaction of its own it protects nothing.
-//
-// A term that is known to be over is [ErrLost]. For the term of a single replica, which has no
-// lease to lose, the statement always succeeds.
-//
-// [example for GORM]: https://github.com/tenurelib/tenure/blob/main/examples/integrations/gorm_test.go
-func (s *SQLiteStore) FenceStatement(guard Guard) (query string, args []any, err error) {
-	return fenceStatement(s.table, guard)
-}
-
-// PutStatement returns a statement that writes an existing object if it is at that version, and
-// that fails otherwise. It is for a transaction that also writes other tables of the same
-// database; after a failure that transaction must be rolled back. PutStatement does no I/O. It
-// neither creates an object nor wakes its watches.
-func (s *SQLiteStore) PutStatement(obj Object, version int64) (query string, args []any, err error) {
-	return putStatement(s.table, s.fence, obj, version)
 }

@@ -134,6 +134,7 @@ func (f *Fence) Statement(ofRecord, ofClaim string, recordArgs func(*Fence) []an
 
 // Table is a table of objects, in either database.
 type Table interface {
+	Backend
 	Get(ctx context.Context, id ID) (Row, error)
 	List(ctx context.Context, objectType, after string, limit int) ([]Row, error)
 	Put(ctx context.Context, obj Row, cond Condition, fence *Fence) (Row, error)
