@@ -68,7 +68,7 @@ func inBubble(t *testing.T, test func(t *scene)) {
 }
 
 // inBubbles runs a test in virtual time on each store in memory: on Mem, whose hints are
-// live; on SQLite, which hints at what happens through the same handle; on EventMem, on which
+// live; on SQLite, which hints at what happens through the same handle; on a Mem with Events, on which
 // each change is a hint; and on a store without optional capabilities, on which standbys poll.
 func inBubbles(t *testing.T, test func(t *scene)) {
 	t.Helper()
@@ -79,7 +79,7 @@ func inBubbles(t *testing.T, test func(t *scene)) {
 			testkit.Migrate(t, store)
 			return store
 		},
-		"events": func(*testing.T) tenure.Store { return storetest.NewEventMem() },
+		"events": func(*testing.T) tenure.Store { return newEvents() },
 		"bare":   func(*testing.T) tenure.Store { return testkit.Bare(storetest.NewMem()) },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -576,27 +576,27 @@ func TestWithObservedExpiryNoClockDecides(t *testing.T) {
 }
 
 // nameless is a store that keeps no names.
-type nameless struct{ *storetest.EventMem }
+type nameless struct{ *storetest.Mem }
 
 func (nameless) Traits() tenure.Traits { return tenure.Traits{Clockless: true, Nameless: true} }
 
 func (s nameless) Fence(guard tenure.Guard) (tenure.Store, error) {
-	fenced, err := s.EventMem.Fence(guard)
+	fenced, err := s.Mem.Fence(guard)
 	if err != nil {
 		return nil, err
 	}
-	return nameless{fenced.(*storetest.EventMem)}, nil
+	return nameless{fenced.(*storetest.Mem)}, nil
 }
 
 func (s nameless) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (tenure.Object, error) {
 	if err := obj.Validate(); err == nil && obj.Name != "" {
 		return tenure.Object{}, fmt.Errorf("put %s: %w: the store keeps no names", obj.Key, errors.ErrUnsupported)
 	}
-	return s.EventMem.PutIf(ctx, obj, cond)
+	return s.Mem.PutIf(ctx, obj, cond)
 }
 
 func TestALeaseInAStoreWithoutNamesHasNone(t *testing.T) {
-	store := storetest.Faulty(nameless{storetest.NewEventMem()}, nil) // it passes on that there are none
+	store := storetest.Faulty(nameless{newEvents()}, nil) // it passes on that there are none
 	cfg := tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "sweeper"}, Holder: "a"}
 	lease, err := tenure.NewLease(store, cfg)
 	require.NoError(t, err)
@@ -622,7 +622,7 @@ func TestALeaseInAStoreWithoutNamesHasNone(t *testing.T) {
 }
 
 func TestAStoreWithoutNamesKeepsTheContract(t *testing.T) {
-	storetest.Run(t, func(*testing.T) tenure.Store { return nameless{storetest.NewEventMem()} })
+	storetest.Run(t, func(*testing.T) tenure.Store { return nameless{newEvents()} })
 }
 
 // The replica was cut off and has recovered; its job returned long ago.

@@ -142,8 +142,8 @@ func TestAStandbyKnowsWhenItsKnowledgeIsStale(t *testing.T) {
 		time.Sleep(5*time.Second + time.Millisecond)
 		renewed := a.Status().RenewedAt
 		b.store.SetHook(testkit.Hang)
-		events, _ := t.store.(*storetest.EventMem)
-		if events != nil {
+		events, ok := t.store.(*storetest.Mem)
+		if ok = ok && events.Events; ok {
 			events.SetLive(false)
 		}
 		seen := b.Status().RenewedAt // as it last read it
@@ -160,7 +160,7 @@ func TestAStandbyKnowsWhenItsKnowledgeIsStale(t *testing.T) {
 		require.False(t, a.Status().Stale)
 
 		b.store.SetHook(nil)
-		if events != nil {
+		if ok {
 			events.SetLive(true)
 		}
 		time.Sleep(time.Minute)

@@ -19,18 +19,25 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
+// newEvents returns a store without a clock, on which every change is an event.
+func newEvents() *storetest.Mem {
+	store := storetest.NewMem()
+	store.Events = true
+	return store
+}
+
 // inEventBubble runs a test in virtual time, on a store without a clock on which every change
 // is an event.
-func inEventBubble(t *testing.T, test func(t *scene, store *storetest.EventMem)) {
+func inEventBubble(t *testing.T, test func(t *scene, store *storetest.Mem)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		store := storetest.NewEventMem()
+		store := newEvents()
 		test(newScene(t, store), store)
 	})
 }
 
 func TestWhereRenewalsAreEventsAStandbyReadsNothingAndAHolderOnlyRenews(t *testing.T) {
-	inEventBubble(t, func(t *scene, _ *storetest.EventMem) {
+	inEventBubble(t, func(t *scene, _ *storetest.Mem) {
 		a := t.start("a")
 		time.Sleep(time.Second)
 		b := t.start("b")
@@ -46,7 +53,7 @@ func TestWhereRenewalsAreEventsAStandbyReadsNothingAndAHolderOnlyRenews(t *testi
 }
 
 func TestWhereRenewalsAreEventsAStandbyCountsTheSilenceAndReadsOnce(t *testing.T) {
-	inEventBubble(t, func(t *scene, _ *storetest.EventMem) {
+	inEventBubble(t, func(t *scene, _ *storetest.Mem) {
 		a, b, _ := t.three() // the last renewal was a second ago
 		var traffic testkit.Calls
 		b.store.SetHook(traffic.Count("", nil))
@@ -62,7 +69,7 @@ func TestWhereRenewalsAreEventsAStandbyCountsTheSilenceAndReadsOnce(t *testing.T
 
 // frozen is a store whose watches deliver no change after the first.
 type frozen struct {
-	*storetest.EventMem
+	*storetest.Mem
 	hints chan struct{}
 }
 
@@ -73,7 +80,7 @@ type frozenWatch struct {
 }
 
 func (s frozen) Watch(key tenure.Key) tenure.Subscription {
-	watch := s.EventMem.Watch(key).(tenure.ChangeSubscription)
+	watch := s.Mem.Watch(key).(tenure.ChangeSubscription)
 	last, _ := watch.Last()
 	return frozenWatch{watch, s, last}
 }
@@ -84,9 +91,9 @@ func (w frozenWatch) Stop()                       {}
 func (w frozenWatch) Last() (tenure.Change, bool) { return w.last, true }
 
 func TestAStandbyThatMissesEveryChangeDoesNotTakeTheLeaseFromALiveHolder(t *testing.T) {
-	inEventBubble(t, func(t *scene, store *storetest.EventMem) {
+	inEventBubble(t, func(t *scene, store *storetest.Mem) {
 		a := t.start("a")
-		t.store = frozen{EventMem: store}
+		t.store = frozen{Mem: store}
 		b := t.start("b")
 		var traffic testkit.Calls
 		b.store.SetHook(traffic.Count("", nil))
@@ -97,10 +104,10 @@ func TestAStandbyThatMissesEveryChangeDoesNotTakeTheLeaseFromALiveHolder(t *test
 }
 
 func TestAChangeThatARecordHasOvertakenDoesNotProlongTheSilence(t *testing.T) {
-	inEventBubble(t, func(t *scene, store *storetest.EventMem) {
+	inEventBubble(t, func(t *scene, store *storetest.Mem) {
 		a := t.start("a")
 		hints := make(chan struct{}, 1)
-		t.store = frozen{EventMem: store, hints: hints}
+		t.store = frozen{Mem: store, hints: hints}
 		time.Sleep(time.Second)
 		b := t.start("b")
 		time.Sleep(31 * time.Second) // b has read the record a second ago
@@ -113,7 +120,7 @@ func TestAChangeThatARecordHasOvertakenDoesNotProlongTheSilence(t *testing.T) {
 }
 
 func TestAStandbyPollsWhileChangesDoNotArrive(t *testing.T) {
-	inEventBubble(t, func(t *scene, store *storetest.EventMem) {
+	inEventBubble(t, func(t *scene, store *storetest.Mem) {
 		a, b := t.start("a"), t.start("b")
 		time.Sleep(time.Minute + time.Second) // the last renewal was a second ago
 		var traffic testkit.Calls
@@ -137,7 +144,7 @@ func TestAStandbyPollsWhileChangesDoNotArrive(t *testing.T) {
 func TestOnAStoreWithoutAClockOnlyObservedSilenceCounts(t *testing.T) {
 	for name, expiry := range map[string]tenure.ExpiryPolicy{"by default": tenure.ExpiryStoreClock, "if it was chosen": tenure.ExpiryObserved} {
 		t.Run(name, func(t *testing.T) {
-			inEventBubble(t, func(t *scene, store *storetest.EventMem) {
+			inEventBubble(t, func(t *scene, store *storetest.Mem) {
 				testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "dead"}))
 				time.Sleep(time.Hour)
 				for _, store := range []tenure.Store{
@@ -154,10 +161,10 @@ func TestOnAStoreWithoutAClockOnlyObservedSilenceCounts(t *testing.T) {
 	}
 }
 
-type liar struct{ *storetest.EventMem }
+type liar struct{ *storetest.Mem }
 
 func (s liar) Get(ctx context.Context, key tenure.Key) (tenure.Object, error) {
-	obj, err := s.EventMem.Get(ctx, key)
+	obj, err := s.Mem.Get(ctx, key)
 	obj.Age = time.Hour
 	return obj, err
 }
@@ -171,7 +178,7 @@ func TestAHolderThatSeesItsRecordChangeFindsOutAtOnce(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inEventBubble(t, func(t *scene, store *storetest.EventMem) {
+			inEventBubble(t, func(t *scene, store *storetest.Mem) {
 				a := t.start("a")
 				time.Sleep(time.Minute + time.Second) // between two renewals
 				require.True(t, a.IsHolder())

@@ -626,7 +626,9 @@ func TestAPlanThatNamesAYearWithFiveDigitsRunsNothing(t *testing.T) {
 }
 
 func TestAScheduleNeedsAStoreWithAClock(t *testing.T) {
-	_, err := schedule.New(schedule.Config{Store: storetest.NewEventMem(), Key: key, Plan: schedule.Interval(time.Hour, 0), Do: new(slots).Do})
+	clockless := storetest.NewMem()
+	clockless.Events = true
+	_, err := schedule.New(schedule.Config{Store: clockless, Key: key, Plan: schedule.Interval(time.Hour, 0), Do: new(slots).Do})
 	require.ErrorIs(t, err, tenure.ErrInvalid)
 	require.ErrorContains(t, err, "Store has no clock")
 }

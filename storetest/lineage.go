@@ -8,7 +8,6 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/wake"
 )
 
 // lineage is the place of a [Mem] in the history of its database.
@@ -48,8 +47,10 @@ func (m *Mem) Lineage(ctx context.Context) (tenure.Lineage, error) {
 func (m *Mem) Fork() *Mem {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	forked := &memory{objects: maps.Clone(m.objects), version: m.version, watches: wake.NewHub[tenure.Key](true), lineage: lineage{server: rand.Text()}}
-	return &Mem{Now: m.Now, Lineages: true, memory: forked}
+	forked := NewMem()
+	forked.Now, forked.Lineages, forked.Events = m.Now, true, m.Events
+	forked.objects, forked.version, forked.lineage = maps.Clone(m.objects), m.version, lineage{server: rand.Text()}
+	return forked
 }
 
 // Restart makes later calls reach a different server, in the same lineage.

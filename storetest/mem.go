@@ -28,6 +28,11 @@ type Mem struct {
 	// before the first use.
 	Lineages bool
 
+	// Events makes the store one without a clock, on which every change is an event, as natstenure's
+	// and etcdtenure's are: it is Clockless, and each subscription is a [tenure.ChangeSubscription].
+	// Set it before the first use.
+	Events bool
+
 	*memory
 	term *tenure.Term // whose fence the writes have to pass; nil: none
 }
@@ -42,18 +47,22 @@ type memory struct {
 
 	lineage lineage
 
-	// changed, if set, is told of each change while mu is held; then a deletion has a
-	// version too. It does not modify the object.
-	changed func(obj tenure.Object, deleted bool)
+	cut    bool                         // no event arrives
+	events map[tenure.Key]tenure.Change // the newest one of each object, as the watches know it
 }
 
 // NewMem returns an empty store.
 func NewMem() *Mem {
-	return &Mem{memory: &memory{objects: make(map[tenure.Key]tenure.Object), watches: wake.NewHub[tenure.Key](true), lineage: firstLineage()}}
+	return &Mem{memory: &memory{
+		objects: make(map[tenure.Key]tenure.Object),
+		watches: wake.NewHub[tenure.Key](true),
+		lineage: firstLineage(),
+		events:  make(map[tenure.Key]tenure.Change),
+	}}
 }
 
-// Traits returns the zero Traits.
-func (m *Mem) Traits() tenure.Traits { return tenure.Traits{} }
+// Traits says whether the store is Clockless.
+func (m *Mem) Traits() tenure.Traits { return tenure.Traits{Clockless: m.Events} }
 
 // Get returns a copy of the object, or [tenure.ErrNotFound].
 func (m *Mem) Get(ctx context.Context, key tenure.Key) (obj tenure.Object, err error) {
@@ -67,7 +76,7 @@ func (m *Mem) Get(ctx context.Context, key tenure.Key) (obj tenure.Object, err e
 	if !ok {
 		return tenure.Object{}, tenure.ErrNotFound
 	}
-	return read(obj, m.now()), nil
+	return m.read(obj, m.now()), nil
 }
 
 // PutIf writes a copy of the object if the condition holds. Its version is
@@ -91,10 +100,8 @@ func (m *Mem) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCon
 		obj.CreatedAt = current.CreatedAt
 	}
 	m.objects[obj.Key] = obj
-	if m.changed != nil {
-		m.changed(obj, false)
-	}
-	return read(obj, now), nil
+	m.event(obj, false)
+	return m.read(obj, now), nil
 }
 
 // DeleteIf deletes the object if it is at that version.
@@ -119,15 +126,69 @@ func (m *Mem) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCon
 		return err
 	}
 	delete(m.objects, key)
-	if m.changed != nil {
+	if m.Events {
 		m.version++
-		m.changed(tenure.Object{Key: key, Version: m.version}, true)
 	}
+	m.event(tenure.Object{Key: key, Version: m.version}, true)
 	return nil
 }
 
-// Watch watches an object; it is live at once.
-func (m *Mem) Watch(key tenure.Key) tenure.Subscription { return m.watches.Watch(key) }
+// event notes a change, if each one is an event. The caller holds the lock.
+func (m *Mem) event(obj tenure.Object, deleted bool) {
+	if m.Events && !m.cut {
+		m.events[obj.Key] = tenure.Change{Object: clone(obj), Deleted: deleted, Arrived: time.Now()}
+		m.watches.Wake(obj.Key)
+	}
+}
+
+// Watch watches an object. The subscription is live at once, unless SetLive(false) was called.
+func (m *Mem) Watch(key tenure.Key) tenure.Subscription {
+	if !m.Events {
+		return m.watches.Watch(key)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.snapshot(key)
+	return eventWatch{m.watches.Watch(key), m.memory, key}
+}
+
+type eventWatch struct {
+	*wake.Watch[tenure.Key]
+	m   *memory
+	key tenure.Key
+}
+
+func (w eventWatch) Last() (tenure.Change, bool) {
+	w.m.mu.Lock()
+	defer w.m.mu.Unlock()
+	change, ok := w.m.events[w.key]
+	return change, ok
+}
+
+// SetLive says whether changes arrive at the watches from now on. A test uses it to simulate a
+// connection that is lost and made again.
+func (m *Mem) SetLive(live bool) {
+	m.mu.Lock()
+	m.cut = !live
+	clear(m.events)
+	for _, key := range m.watches.Keys() {
+		m.snapshot(key)
+	}
+	m.mu.Unlock()
+	m.watches.SetLive(live)
+}
+
+// snapshot notes the present state of an object as the newest event. The caller holds the lock.
+func (m *Mem) snapshot(key tenure.Key) {
+	if _, known := m.events[key]; known || m.cut {
+		return
+	}
+	obj, ok := m.objects[key]
+	if !ok {
+		obj = tenure.Object{Key: key}
+	}
+	m.events[key] = tenure.Change{Object: clone(obj), Deleted: !ok, Arrived: time.Now()}
+}
 
 // DeleteAndWake deletes the object if it is at that version, and wakes every watch of
 // it.
@@ -159,7 +220,9 @@ func (m *Mem) Fence(guard tenure.Guard) (tenure.Store, error) {
 	if term == nil {
 		return m, nil
 	}
-	return &Mem{Now: m.Now, Lineages: m.Lineages, memory: m.memory, term: term}, nil
+	fenced := *m
+	fenced.term = term
+	return &fenced, nil
 }
 
 // checkTerm returns [tenure.ErrLost] if the writes are fenced by a term whose record is no
@@ -192,7 +255,7 @@ func (m *Mem) List(ctx context.Context, objectType, after string, limit int) (fo
 	now := m.now()
 	for key, obj := range m.objects {
 		if key.Type == objectType && key.ID > after {
-			found = append(found, read(obj, now))
+			found = append(found, m.read(obj, now))
 		}
 	}
 	slices.SortFunc(found, func(a, b tenure.Object) int { return cmp.Compare(a.Key.ID, b.Key.ID) })
@@ -220,10 +283,13 @@ func (m *Mem) now() time.Time {
 	return time.Now().UTC().Round(0)
 }
 
-// read returns a copy of a stored object with its age at that time.
-func read(obj tenure.Object, now time.Time) tenure.Object {
+// read returns a copy of a stored object, with its age at that time unless the store has no clock.
+func (m *Mem) read(obj tenure.Object, now time.Time) tenure.Object {
 	obj = clone(obj)
-	obj.Age = now.Sub(obj.UpdatedAt)
+	obj.Age = 0
+	if !m.Events {
+		obj.Age = now.Sub(obj.UpdatedAt)
+	}
 	return obj
 }
 

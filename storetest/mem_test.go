@@ -22,8 +22,12 @@ func TestMemKeepsTheContract(t *testing.T) {
 	})
 }
 
-func TestEventMemKeepsTheContract(t *testing.T) {
-	storetest.Run(t, func(*testing.T) tenure.Store { return storetest.NewEventMem() })
+func TestMemWithEventsKeepsTheContract(t *testing.T) {
+	storetest.Run(t, func(*testing.T) tenure.Store {
+		m := storetest.NewMem()
+		m.Events = true
+		return m
+	})
 }
 
 func TestMemsVersionsRiseAlthoughItsClockIsSetBack(t *testing.T) {

@@ -1,6 +1,6 @@
 // Package storetest tests stores and code that uses them. [Run] is the contract of [tenure.Store]
-// as a test suite, for authors of stores. [Mem] and [EventMem] are in-memory stores, and [Faulty]
-// injects faults into a store, for tests of code that uses one.
+// as a test suite, for authors of stores. [Mem] is an in-memory store, and [Faulty] injects faults
+// into a store, for tests of code that uses one.
 package storetest
 
 import (
