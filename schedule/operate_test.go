@@ -1,6 +1,7 @@
 package schedule_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -208,8 +209,8 @@ func TestARequestThatAFailoverKeepsIsNotUndone(t *testing.T) {
 	})
 }
 
-// The holder remembers what it has marked, for a failover that loses it. What an operator has asked for since is not lost.
-func TestAFailoverDoesNotUndoThatASlotIsToRunAgain(t *testing.T) {
+// The holder remembers what it has marked, for a failover that loses it. What an operator has changed by hand since is not lost.
+func TestAFailoverLaterDoesNotUndoWhatAnOperatorHasChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem, ran, began := storetest.NewMem(), &slots{}, time.Now()
 		mem.Lineages = true
@@ -223,11 +224,13 @@ func TestAFailoverDoesNotUndoThatASlotIsToRunAgain(t *testing.T) {
 		}
 		hold(t, store, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do, Retry: 10 * time.Minute})
 		time.Sleep(61 * time.Minute)
-		_, err := schedule.RunAgain(t.Context(), store, key)
+		_, err := tenure.Update(t.Context(), mem, key, func(obj tenure.Object) (tenure.Object, error) {
+			obj.Payload = bytes.Replace(obj.Payload, []byte(`"done":"2000-01-01T01:00`), []byte(`"done":"2000-01-01T00:30`), 1)
+			return obj, nil
+		})
 		require.NoError(t, err)
 		time.Sleep(6 * time.Minute)
-		standby := mem.Fork()
-		store.Store(standby)
+		store.Store(mem.Fork())
 		time.Sleep(20 * time.Minute)
 		require.Equal(t, []float64{1, 1, 1}, ran.take(began))
 	})
