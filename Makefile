@@ -147,7 +147,7 @@ versions: ## the contract, set-up and failovers on each version of Postgres that
 
 .PHONY: sim
 sim: ## a million virtual lease-hours of replicas under faults, 1e5 session-hours, 1e4 events of shards, and a year of a schedule, for a quarter of an hour
-	go test ./schedule -run TestEachSlotOfAYear -v -timeout 60m -schedule.days 365
+	go test ./schedule -run 'TestEachSlotOfAYear|TestAYearInWhich' -v -timeout 60m -schedule.days 365
 	cd proof && GOGC=400 go test ./sim -run TestSimulation -v -timeout 60m -sim.hours 1e6 -sim.first $${SEED:-1}
 	cd proof && GOGC=400 go test ./sim -run TestHistoriesThatFailOver -v -timeout 60m -sim.hours 1e4 -sim.first $${SEED:-1}
 	GOGC=400 go test ./claims -run TestSimulation -v -timeout 60m -sim.hours 1e5 -sim.first $${SEED:-1}

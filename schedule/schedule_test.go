@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
@@ -409,6 +410,11 @@ func TestAFormerHolderBeginsNoSlot(t *testing.T) {
 	})
 }
 
+// wrapped is a store as a team wraps it, for metrics.
+type wrapped struct{ tenure.Store }
+
+func (w wrapped) Unwrap() tenure.Store { return w.Store }
+
 func TestASlotIsNotDoneUntilItsTransactionIsCommitted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, err := tenure.OpenSQLite(t.Context(), ":memory:", tenure.SQLiteConfig{Shared: true, Logger: quiet})
@@ -418,9 +424,10 @@ func TestASlotIsNotDoneUntilItsTransactionIsCommitted(t *testing.T) {
 		ran, began := &slots{}, time.Now()
 		ran.do = func(_ context.Context, slot schedule.Slot) error {
 			_, _, err := slot.Statement() // and forgets it
+			assert.NoError(t, err)
 			return err
 		}
-		stop := holdFor(t, 15*time.Minute, store, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do})
+		stop := holdFor(t, 15*time.Minute, wrapped{store}, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do})
 		time.Sleep(62*time.Minute + 30*time.Second)
 		stop()
 		require.Equal(t, []float64{1, 1, 1}, ran.take(began))

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // Slot is one time at which the job is due.
@@ -26,7 +27,7 @@ type Slot struct {
 //
 // It returns [errors.ErrUnsupported] if the store is neither Postgres nor SQLite.
 func (slot Slot) Statement() (query string, args []any, err error) {
-	store, ok := slot.store.(tenure.SQLStore)
+	store, ok := objects.As[tenure.SQLStore](slot.store)
 	if !ok {
 		return "", nil, fmt.Errorf("schedule: statement: %w: %T is not a SQLStore", errors.ErrUnsupported, slot.store)
 	}
