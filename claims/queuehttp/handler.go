@@ -1,6 +1,7 @@
 package queuehttp
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -139,10 +140,23 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request) (status int, ou
 	return http.StatusServiceUnavailable, answer{Error: "the server can't do this now, and its log says why: repeat the request"}
 }
 
-// readRequest reads a body, which is one object.
+// known has all fields that a request may have. Of what a server made, a newer one may have made more.
+type known struct {
+	Holder, Session, N, Have, Claims json.RawMessage
+	Results                          []struct{ Claim, Result json.RawMessage }
+	After                            json.RawMessage `json:"after_seconds"`
+}
+
+// readRequest reads a body, which is one object. A field that is not known is an error, because its sender relies on it.
 func readRequest(body io.Reader) (in request, err error) {
+	var object json.RawMessage
 	from := json.NewDecoder(body)
-	if err = from.Decode(&in); err != nil {
+	if err = from.Decode(&object); err != nil {
+		return in, err
+	}
+	strict := json.NewDecoder(bytes.NewReader(object))
+	strict.DisallowUnknownFields()
+	if err = cmp.Or(strict.Decode(new(known)), json.Unmarshal(object, &in)); err != nil {
 		return in, err
 	}
 	switch _, err = from.Token(); err {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -147,6 +148,8 @@ func TestWhatIsWrongWithARequestIsSaid(t *testing.T) {
 		h := w.handler(queuehttp.Config{MaxBytes: 2000})
 		_, s := ask(w.T, h, "begin", in{"holder": "w"})
 		claim := claims.Claim{Key: tenure.Key{Type: "tasks", ID: "1"}, Session: "s", Token: 1}
+		newer := maps.Clone(s.Session)
+		newer["of a newer server"] = true
 		for _, test := range []struct {
 			name   string
 			body   any
@@ -162,6 +165,9 @@ func TestWhatIsWrongWithARequestIsSaid(t *testing.T) {
 			{"heartbeat", in{"session": in{"id": "x", "term": "y"}}, 400, "session is missing or incomplete"},
 			{"goodbye", in{}, 400, "send what begin has returned"},
 			{"take", in{"session": s.Session}, 400, "0 rows are asked for"},
+			{"take", in{"session": s.Session, "n": 1, "lease_seconds": 30}, 400, `unknown field "lease_seconds"`},
+			{"finish", in{"results": []in{{"claim": in{}, "error": "x"}}}, 400, `unknown field "error"`},
+			{"heartbeat", in{"session": newer}, 200, ""},
 			{"take", in{"n": 1}, 400, "session is missing"},
 			{"finish", in{}, 400, "no claims are given"},
 			{"finish", in{"results": []in{{"claim": in{}}}}, 400, "no session or no token"},
