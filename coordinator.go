@@ -173,7 +173,6 @@ func (c *Coordinator) begin(ctx context.Context, marked *Drain) (_ context.Conte
 		hints = Watch(c.lease.store, c.lease.cfg.Key)
 	} else {
 		hints = c.turns.watch(c.lease.cfg.Key)
-		c.monitor.log().Info("runs without a lease: this process alone uses the store")
 	}
 	marked.AwaitMark(ctx) // before it follows: Start need not wait for a replica that has nothing yet
 	leave := c.cfg.Drain.Follow(c.drain)

@@ -200,7 +200,11 @@ func (m *monitor) termBegan(term *Term) {
 	if from != nil {
 		attrs = append(attrs, "from", from.Holder, "reason", "expired")
 	}
-	m.say(slog.LevelInfo, "lease acquired", attrs...)
+	msg := "lease acquired"
+	if term.local() {
+		msg = "runs without a lease: this process alone uses the store"
+	}
+	m.say(slog.LevelInfo, msg, attrs...)
 	m.tell(m.trace.Acquired != nil, func() { m.trace.Acquired(term, from) })
 }
 
@@ -340,7 +344,9 @@ func (m *monitor) released(term *Term, cause error) {
 			}
 		}
 	})
-	m.say(slog.LevelInfo, "lease released", "holder", term.Holder(), "token", term.Token(), "cause", logtext.OneLine(cause))
+	if !term.local() {
+		m.say(slog.LevelInfo, "lease released", "holder", term.Holder(), "token", term.Token(), "cause", logtext.OneLine(cause))
+	}
 	m.tell(m.trace.Released != nil && began, func() { m.trace.Released(term, cause) })
 }
 

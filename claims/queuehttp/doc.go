@@ -33,7 +33,7 @@
 //
 // Each request may be repeated. Errors are {"error": TEXT}, with a status:
 //
-//	400, 413  the request is wrong or too large: the text says what to change
+//	400, 413  the request is wrong, has a field that is not known, or is too large: the text says what to change
 //	409       the session or a claim has ended; "ended" lists the claims, and is missing if it is the session
 //	503       the store can't be used now: repeat the request, also at another server
 //
