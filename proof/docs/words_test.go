@@ -101,7 +101,8 @@ var diagrams = regexp.MustCompile("(?ms)^```mermaid$.*?^```$")
 var longPages = map[string]int{
 	"docs/command.md":      1800,
 	"docs/faults-found.md": 2900, // a list
-	"docs/operations.md":   4000, // a reference
+	"docs/operations.md":   4200, // a reference
+	"docs/failovers.md":    1240,
 	"docs/protocol.md":     1900, // a paper
 	"docs/formats.md":      2600,
 }
