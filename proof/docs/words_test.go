@@ -121,7 +121,7 @@ var limits = map[string]int{
 	"docs/protocol.md":          1800,
 	"docs/queues.md":            1200,
 	"docs/remote-workers.md":    900,
-	"docs/routing.md":           1050,
+	"docs/routing.md":           1075,
 	"docs/schedules.md":         925,
 	"docs/settings.md":          975,
 	"docs/shards.md":            1200,
