@@ -38,7 +38,7 @@ type LeaseConfig struct {
 	// with this Holder, not even for a moment: for a pod whose name is its Holder, or for a
 	// systemd unit that is named after its host. It is unsafe if a name can be given out twice, for
 	// example by an orchestrator that replaces what it cannot reach. Holder must be set.
-	// The page docs/restarts.md says where it is safe.
+	// The page docs/maintenance.md says where it is safe.
 	//
 	// If Labels has [UniqueWithin], the Holder need be unique only within what that label names,
 	// and only a record with the same label is taken over.

@@ -43,7 +43,7 @@ func doctorCommand(out *output) *cobra.Command {
 its own for a few seconds to measure it. It says what kind of server this is, what is wrong
 with it or worth knowing, how long renewals and wake-ups take, what the server's clock
 does, and which TTL suits it. It writes only under a key of the type tenure.doctor, and
-creates no table. It takes at most 15 s. docs/doctor.md explains all findings.
+creates no table. It takes at most 15 s. docs/operations.md explains its findings.
 
 The exit status is 0 if the store is fit, 3 if something should be changed, and 4 if it
 can't be used as it is.`,

@@ -216,7 +216,7 @@ func TestCommandLinesInTheDocumentsAreValid(t *testing.T) {
 			}
 		}
 	}
-	if lines < 20 {
+	if lines < 15 {
 		t.Errorf("only %d command lines were found", lines)
 	}
 }

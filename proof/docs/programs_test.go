@@ -73,7 +73,7 @@ func TestTheProgramsOfTheDocumentsPrintWhatTheySay(t *testing.T) {
 		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
 		require.NoError(t, os.WriteFile(file, []byte(p.program), 0o644))
 	}
-	for _, name := range []string{"README", "claims", "agent-sessions", "queues", "remote-workers", "shards", "schedules", "fencing", "testing", "integrations"} {
+	for _, name := range []string{"README", "claims", "agent-sessions", "queues", "remote-workers", "shards", "schedules", "fencing", "testing", "start"} {
 		require.True(t, names[name], "%s begins with a program", name)
 	}
 	goCommand(t, module, "build", "-ldflags=-s -w", "-o", "bin"+string(filepath.Separator), "./...") // which links faster
@@ -83,7 +83,10 @@ func TestTheProgramsOfTheDocumentsPrintWhatTheySay(t *testing.T) {
 			program := filepath.Join(module, "bin", p.name)
 			switch {
 			case p.name == "README":
-				sweepsUntilInterrupted(t, program)
+				runsUntilInterrupted(t, program, " sweeping")
+				return
+			case p.name == "start":
+				runsUntilInterrupted(t, program, "lease acquired", "DATABASE_URL="+testkit.StartPostgres(t).URL(), "LISTEN=127.0.0.1:0")
 				return
 			case p.isTest():
 				goCommand(t, module, "test", "-c", "-o", program, "./"+p.name)
@@ -132,24 +135,24 @@ func goCommand(t *testing.T, dir string, args ...string) {
 	require.NoError(t, err, "go %s:\n%s", strings.Join(args, " "), out)
 }
 
-// sweepsUntilInterrupted runs the README's program until it interrupts it.
-func sweepsUntilInterrupted(t *testing.T, program string) {
+// runsUntilInterrupted runs a program until a line of its log contains the text, and interrupts it.
+func runsUntilInterrupted(t *testing.T, program, text string, env ...string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	run := exec.CommandContext(ctx, program)
-	run.Dir = t.TempDir()
+	run.Dir, run.Env = t.TempDir(), append(os.Environ(), env...)
 	logged, err := run.StderrPipe()
 	require.NoError(t, err)
 	require.NoError(t, run.Start())
-	swept := false
+	interrupted := false
 	for lines := bufio.NewScanner(logged); lines.Scan(); {
-		if strings.HasSuffix(lines.Text(), " sweeping") && !swept {
-			swept = true
+		if strings.Contains(lines.Text(), text) && !interrupted {
+			interrupted = true
 			require.NoError(t, run.Process.Signal(os.Interrupt))
 		}
 	}
 	require.NoError(t, run.Wait(), "its exit")
-	require.True(t, swept)
+	require.True(t, interrupted)
 }
 
 // A fragment uses the names of its page's program, so that a reader who has the program knows what

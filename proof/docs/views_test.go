@@ -15,19 +15,20 @@ import (
 	"github.com/tenurelib/tenure/internal/testkit"
 )
 
-// The page on formats has views for a person with a SQL client, one block for each database.
-func TestTheViewsOfThePageOnFormatsShowWhoHoldsWhat(t *testing.T) {
+// The pages on Postgres and SQLite have views for a person with a SQL client.
+func TestTheViewsShowWhoHoldsWhat(t *testing.T) {
 	testkit.Docs(t)
-	page, err := os.ReadFile("docs/formats.md")
-	require.NoError(t, err)
-	blocks := regexp.MustCompile("(?s)```sql\n(CREATE VIEW leader_lease .*?)```").FindAllSubmatch(page, -1)
-	require.Len(t, blocks, 2, "for Postgres and for SQLite")
+	viewsOf := func(page string) string {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		return string(regexp.MustCompile("(?s)```sql\n(CREATE VIEW leader_lease .*?)```").FindSubmatch(text)[1])
+	}
 	for name, views := range map[string]struct {
 		store tenure.Database
 		sql   string
 	}{
-		"Postgres": {testkit.OpenPostgres(t, testkit.QuickPostgresURL(t), tenure.PostgresConfig{}), string(blocks[0][1])},
-		"SQLite":   {testkit.OpenSQLite(t, ":memory:"), string(blocks[1][1])},
+		"Postgres": {testkit.OpenPostgres(t, testkit.QuickPostgresURL(t), tenure.PostgresConfig{}), viewsOf("docs/postgres.md")},
+		"SQLite":   {testkit.OpenSQLite(t, ":memory:"), viewsOf("docs/sqlite.md")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := views.store

@@ -112,7 +112,7 @@ func TestTheSignatureIsOfEachByteOfEachFile(t *testing.T) {
 	refusesAnyChange(t, dist, func() error { return verify(dist, public) })
 }
 
-// asThePageSays runs the commands with which a reader of docs/compatibility.md checks a release.
+// asThePageSays runs the commands with which a reader of SECURITY.md checks a release.
 func asThePageSays(dist, commands, public string) error {
 	cmd := exec.Command("bash", "-euo", "pipefail", "-c", strings.ReplaceAll(commands, publicKey, public))
 	cmd.Dir = dist
@@ -148,7 +148,7 @@ func verify(dist string, key minisign.PublicKey) error {
 	return nil
 }
 
-// pageOfReleases returns the commands of docs/compatibility.md with which a reader checks a release, for this platform. They
+// pageOfReleases returns the commands of SECURITY.md with which a reader checks a release, for this platform. They
 // need programs that this machine may not have; then the test is skipped.
 func pageOfReleases(t *testing.T) string {
 	for _, program := range []string{"minisign", "jq", "sha256sum"} {
@@ -156,16 +156,16 @@ func pageOfReleases(t *testing.T) string {
 			if os.Getenv("TENURE_REQUIRE_MINISIGN") != "" {
 				t.Fatal(err)
 			}
-			t.Skipf("the commands of docs/compatibility.md are not run: %v", err)
+			t.Skipf("the commands of SECURITY.md are not run: %v", err)
 		}
 	}
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "compatibility.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "SECURITY.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	block := regexp.MustCompile("(?ms)^```sh\n(minisign .*?)^```$").FindSubmatch(page)
 	if block == nil {
-		t.Fatal("docs/compatibility.md has no block that begins with minisign")
+		t.Fatal("SECURITY.md has no block that begins with minisign")
 	}
 	return strings.ReplaceAll(string(block[1]), "-linux-amd64", "-"+runtime.GOOS+"-"+runtime.GOARCH)
 }
