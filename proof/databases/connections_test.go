@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
@@ -79,7 +81,12 @@ func TestTablesAreInspectedOncePerStoreAndServer(t *testing.T) {
 	before := inspections()
 
 	const leases = 12
-	store := testkit.Must(tenure.NewPostgresStore(testkit.PostgresPool(t, server.URL()), tenure.PostgresConfig{Logger: testkit.Quiet}))
+	config := testkit.Must(pgxpool.ParseConfig(server.URL()))
+	config.MaxConns = leases
+	config.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { return true, nil } // so each lease has a connection
+	pool := testkit.Must(pgxpool.NewWithConfig(t.Context(), config))
+	t.Cleanup(pool.Close)
+	store := testkit.Must(tenure.NewPostgresStore(pool, tenure.PostgresConfig{Logger: testkit.Quiet}))
 	t.Cleanup(func() { _ = store.Close() })
 	var all [leases]*tenure.Lease
 	var terms [leases]*tenure.Term
