@@ -10,8 +10,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/tenurelib/tenure/internal/clock"
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/pace"
@@ -122,7 +120,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 	}
 	now := clock.From(ctx)
 	attempt := now()
-	id := uuid.NewString()
+	id := l.process.NewTerm()
 	term := &Term{
 		key: l.cfg.Key, id: id, holder: l.cfg.Holder, acquiredAt: attempt.Mono, witnessed: witness != "",
 		trusted: l.cfg.TTL - l.cfg.Margin,

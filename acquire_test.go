@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/record"
 	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -473,6 +474,7 @@ func TestAPredecessorThatWasNotFencedIsFencedInTheNextTerm(t *testing.T) {
 				require.Equal(t, []string{"b fences a at 10.0.0.1"}, t.said())
 				if test.next.AssumeUniqueHolder { // the next b finds the first one gone
 					test.act(t, b)
+					record.Restart()
 					t.startWith(test.next, t.fencing(testkit.Succeeds))
 				} else {
 					t.start("c", t.fencing(testkit.Succeeds))
@@ -510,6 +512,7 @@ func TestAReplicaMayReclaimTheLeaseOfItsEarlierLife(t *testing.T) {
 			_, err := testkit.NewLease(t, t.store, other).AcquireOrSteal(t.Context())
 			require.ErrorIs(t, err, tenure.ErrHeld)
 		}
+		record.Restart()
 		restarted := testkit.NewLease(t, t.store, unique)
 		require.Greater(t, testkit.MustAcquire(t, restarted).Token(), term.Token())
 		_, err := restarted.AcquireOrSteal(t.Context())
@@ -517,6 +520,7 @@ func TestAReplicaMayReclaimTheLeaseOfItsEarlierLife(t *testing.T) {
 
 		cfg := t.fencing(testkit.Succeeds) // but it does not fence itself, nor wait
 		cfg.Confirmations = 2
+		record.Restart()
 		t.startWith(unique, cfg)
 		require.Equal(t, []string{"pod-0 works"}, t.said())
 	})
@@ -905,6 +909,7 @@ func TestAResumedTermIsNotReclaimed(t *testing.T) {
 		cfg := tenure.LeaseConfig{Holder: "pod-0", AssumeUniqueHolder: true}
 		term, _, next := t.began(cfg)
 		t.resume(next, term)
+		record.Restart()
 		restarted := testkit.NewLease(t, t.store, cfg)
 		_, err := restarted.AcquireOrSteal(t.Context())
 		require.ErrorIs(t, err, tenure.ErrHeld)

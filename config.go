@@ -34,7 +34,8 @@ type LeaseConfig struct {
 
 	// AssumeUniqueHolder lets this replica take over a lease that has not expired if the
 	// record names its own Holder. A replica that crashed and restarted then does not wait for
-	// the TTL of its own last term. This is safe only if there is never more than one process
+	// the TTL of its own last term. A term that this process has begun, through whichever lease,
+	// is not such a leftover. This is safe only if there is never more than one process
 	// with this Holder, not even for a moment: for a pod whose name is its Holder, or for a
 	// systemd unit that is named after its host. It is unsafe if a name can be given out twice, for
 	// example by an orchestrator that replaces what it cannot reach. Holder must be set.
@@ -162,8 +163,8 @@ type CoordinatorConfig struct {
 	//
 	// It must be safe to call for a holder that is already cut off, because a replica that did
 	// not finish leaves its predecessors to the next one. After a crash and restart it is also
-	// called for a holder with this replica's own name, unless AssumeUniqueHolder is set. After
-	// a failover of the database that may have lost a holder's record, the first replica that
+	// called for a holder with this replica's own name, unless AssumeUniqueHolder is set and the
+	// holder was an earlier process. After a failover of the database that may have lost a holder's record, the first replica that
 	// gets the lease calls it for a holder with the name "unknown" and without a term: it then has
 	// to cut off every other replica, or to return nil at the risk that one still works. Its
 	// context ends with the term, or after ten TTLs if that is earlier; it must then return, as

@@ -63,21 +63,22 @@ func Example() {
 	// holder after Run: false
 }
 
-// A program that its supervisor restarts at once takes its own lease back at once.
+// A program that its supervisor restarts takes its own lease back at once: if this process is killed, the same call
+// succeeds in the next one. A second lease in this process waits as for any other holder.
 func ExampleLeaseConfig_assumeUniqueHolder() {
 	store := storetest.NewMem()
-	for range 2 { // the first run is killed while it holds the lease
+	for range 2 {
 		lease, err := uniqueLease(store)
 		if err != nil {
 			fmt.Println(err)
 			return
 		}
 		_, err = lease.AcquireOrSteal(context.Background())
-		fmt.Println(err)
+		fmt.Println(errors.Is(err, tenure.ErrHeld))
 	}
 	// Output:
-	// <nil>
-	// <nil>
+	// false
+	// true
 }
 
 func uniqueLease(store tenure.Store) (*tenure.Lease, error) {

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/record"
 	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -126,6 +127,7 @@ func TestAReplicaThatRestartsDoesNotTakeBackWhatItHasOffered(t *testing.T) {
 		unique := tenure.LeaseConfig{Holder: "pod-0", AssumeUniqueHolder: true}
 		a := t.startWith(unique, tenure.CoordinatorConfig{})
 		time.Sleep(time.Minute)
+		record.Restart()
 		restarted := testkit.NewLease(t, t.store, unique)
 		require.NoError(t, restarted.RequestHandover(t.Context(), "pod-1"))
 		synctest.Wait()

@@ -22,10 +22,11 @@ import (
 // All methods are safe for concurrent use. They return errors of the store as they are. After
 // such an error the write may or may not have happened; the next call finds out.
 type Lease struct {
-	store  Store
-	traits Traits // of the store
-	cfg    LeaseConfig
-	memory sighting.Memory[orphan]
+	store   Store
+	traits  Traits // of the store
+	cfg     LeaseConfig
+	process record.Process // which makes this lease
+	memory  sighting.Memory[orphan]
 }
 
 // orphan is what a lease keeps of a term that nothing relies on any more, but whose record may
@@ -56,7 +57,7 @@ func NewLease(store Store, cfg LeaseConfig) (*Lease, error) {
 	if traits.Clockless {
 		cfg.Expiry = ExpiryObserved
 	}
-	return &Lease{store: store, traits: traits, cfg: cfg}, nil
+	return &Lease{store: store, traits: traits, cfg: cfg, process: record.ThisProcess()}, nil
 }
 
 // Config returns the config of the lease with its defaults filled in.
@@ -238,10 +239,10 @@ func (l *Lease) isOffered(h Holding) bool {
 }
 
 // reclaims reports whether an earlier run of this replica left the record. The same holder's
-// name is not enough: the term may be one that this very lease has begun or is beginning in
-// another goroutine, or one that another process has resumed.
+// name is not enough: the term may be one that this process has begun or is beginning, through
+// this lease or another one, or one that another process has resumed.
 func (l *Lease) reclaims(h Holding) bool {
-	return l.cfg.AssumeUniqueHolder && h.Holder == l.cfg.Holder && h.Labels[UniqueWithin] == l.cfg.Labels[UniqueWithin] && h.Term != "" && !h.resumed && !l.memory.IsOfThisRun(h.Term)
+	return l.cfg.AssumeUniqueHolder && h.Holder == l.cfg.Holder && h.Labels[UniqueWithin] == l.cfg.Labels[UniqueWithin] && h.Term != "" && !h.resumed && !l.process.HasBegun(h.Term)
 }
 
 // predecessors returns the holders that may still be working if this lease takes a record over:

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/record"
 	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -363,6 +364,7 @@ func TestAHolderThatIsUniqueWithinSomethingTakesOnlyWhatItHasLeftThere(t *testin
 			if where != "" {
 				cfg.Labels = map[string]string{tenure.UniqueWithin: where}
 			}
+			record.Restart()
 			return testkit.NewLease(t, t.store, cfg)
 		}
 		_, err := lease("here").TryAcquire(t.Context())

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/record"
 	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -263,6 +264,7 @@ func TestAfterAFailoverARecordOfThisReplicaIsNotReclaimed(t *testing.T) {
 		_, err := first.TryAcquire(t.Context())
 		require.NoError(t, err)
 		store.Store(primary.Fork())
+		record.Restart()
 		again := testkit.NewLease(t, store, tenure.LeaseConfig{Holder: "a", TTL: failoverTTL, AssumeUniqueHolder: true})
 		_, err = again.AcquireOrSteal(t.Context())
 		require.ErrorIs(t, err, tenure.ErrHeld)

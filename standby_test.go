@@ -14,6 +14,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/record"
 	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/internal/witnessed"
 	"github.com/tenurelib/tenure/storetest"
@@ -209,6 +210,7 @@ func TestALeaseThatIsTakenBackWithAShorterTTLIsMissedWhenThatHasPassed(t *testin
 		testkit.MustAcquire(t, testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "a", TTL: time.Hour}))
 		time.Sleep(time.Minute)
 		b := t.startWith(tenure.LeaseConfig{Holder: "b", TTL: time.Hour}, tenure.CoordinatorConfig{})
+		record.Restart()
 		restarted := t.startWith(tenure.LeaseConfig{Holder: "a", AssumeUniqueHolder: true}, tenure.CoordinatorConfig{})
 		restarted.store.SetHook(testkit.Hang)
 		time.Sleep(40 * time.Second) // its TTL, and b's AcquireInterval

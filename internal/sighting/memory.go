@@ -127,14 +127,6 @@ func (m *Memory[T]) IsLast(term string) bool {
 	return term != "" && term == m.last && term != m.copied
 }
 
-// IsOfThisRun reports whether a term is the last that this lease began, or one that it is just
-// beginning.
-func (m *Memory[T]) IsOfThisRun(term string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return term == m.last || slices.Contains(m.beginning, term)
-}
-
 // AddOrphan notes that the record of a term may stand although its acquire or its release
 // failed. The record expires after the TTL.
 func (m *Memory[T]) AddOrphan(term string, kept T, releaseFailed bool, ttl time.Duration) {

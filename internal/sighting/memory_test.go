@@ -49,11 +49,10 @@ func TestTheOldestOfTooManyOrphansIsForgotten(t *testing.T) {
 	require.True(t, ok)
 }
 
-func TestTheLastTermIsOfThisRunAndACopyTakesItAway(t *testing.T) {
+func TestTheLastTermIsOwnUntilACopyTakesItAway(t *testing.T) {
 	var m Memory[int]
 	done := m.Begins("a")
 	require.True(t, m.IsBeginning("a"))
-	require.True(t, m.IsOfThisRun("a"))
 	require.False(t, m.IsLast("a"))
 	m.Began("a")
 	done()
@@ -61,7 +60,6 @@ func TestTheLastTermIsOfThisRunAndACopyTakesItAway(t *testing.T) {
 	require.True(t, m.IsLast("a"))
 	m.FoundCopy("a")
 	require.False(t, m.IsLast("a"))
-	require.True(t, m.IsOfThisRun("a"))
 }
 
 func TestTheGreatestVersionIsRememberedUnlessTheStoreCannotCountOnFromIt(t *testing.T) {

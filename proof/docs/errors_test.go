@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -462,6 +463,18 @@ func raiseOfClaims(p *errorPage) {
 		defer cancel()
 		require.NoError(t, member.Run(taking))
 		p.row("Work returned although it was not told to", logged())
+		another := testkit.Must(claims.NewSession(store, claims.SessionConfig{Logger: testkit.Quiet}))
+		deployed, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		var both sync.WaitGroup
+		both.Go(func() { _ = another.Run(deployed) })
+		for i, s := range []*claims.Session{session, another} {
+			both.Go(func() {
+				_ = testkit.Must(shards.New(s, shards.Config{Kind: "part", Count: 1 + i, Work: func(ctx context.Context, _ string) error { return testkit.UntilDone(ctx) }})).Run(deployed)
+			})
+		}
+		both.Wait()
+		p.row("members disagree on the number of shards; …", logged())
 
 		lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
 		cfg := schedule.Config{

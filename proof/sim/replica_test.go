@@ -7,6 +7,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/clock"
+	"github.com/tenurelib/tenure/internal/record"
 	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/internal/witnessed"
 	"github.com/tenurelib/tenure/storetest"
@@ -69,6 +70,7 @@ func (r *replica) start() {
 	}
 	l := &life{r: r, gone: make(chan struct{}), ended: make(chan struct{}), started: time.Now(), unchecked: true}
 	l.store = r.view(storetest.Faulty(r.w.journal.handle(r.name, l, true), l.call))
+	record.Restart() // each life of a replica is a process of its own
 	var err error
 	l.lease, err = tenure.NewLease(l.store, tenure.LeaseConfig{Key: leaseKey, Holder: r.name, TTL: r.ttl, Expiry: r.w.expiry,
 		AssumeUniqueHolder: r.w.reclaims, Logger: l.blocker().Logger(r.w.line.Logger(r.name))})
