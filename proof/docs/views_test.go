@@ -55,7 +55,7 @@ func TestTheViewsShowWhoHoldsWhat(t *testing.T) {
 			require.NoError(t, lease.Release(t.Context(), term))
 			require.Zero(t, count(), "an offer to b is held by nobody")
 
-			session, err := claims.NewSession(store, claims.SessionConfig{Holder: "c"})
+			session, err := claims.NewSession(store, claims.SessionConfig{Holder: "c", Logger: testkit.Quiet})
 			require.NoError(t, err)
 			ctx, stop := context.WithCancel(t.Context())
 			running := make(chan error, 1)
