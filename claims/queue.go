@@ -160,17 +160,6 @@ func (q *Queue) madeRoom() {
 	}
 }
 
-// Check returns a [tenure.ErrSetup] if the table can't be used as a queue. The text says what is missing, with
-// the DDL that adds it. The first statement checks this too. If the queue has a [Worker], Check also returns an
-// ErrSetup if [Migrate] has not made the tables that the worker's session needs. Use Check to fail at startup.
-func (q *Queue) Check(ctx context.Context) error {
-	err := q.table.Check(ctx, q.rows.limit)
-	if workers := q.allWorkers(); err == nil && len(workers) > 0 {
-		_, err = workers[0].s.claims.Look(ctx, q.cfg.Table, []string{"*"}, q.rows.limit)
-	}
-	return q.opError("check", err)
-}
-
 func (q *Queue) opError(what string, err error) error {
 	return opError(what+" rows of "+q.cfg.Table, err)
 }

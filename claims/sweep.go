@@ -297,7 +297,7 @@ func (w *sweeper) tellUnknown(table *ownerTable, owners []string) {
 		return
 	}
 	w.told[table] = time.Now()
-	w.s.cfg.Logger.Warn("rows name owners that are no sessions of this store, and are not taken: set their session to NULL if nobody works on them",
+	w.s.cfg.Logger.Warn(noSessions,
 		"table", table.name, "owners", len(owners), "first", owners[0])
 }
 

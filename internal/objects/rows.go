@@ -287,10 +287,7 @@ func (cfg RowsConfig) Indexes(table string, name func(suffix string) string) (by
 // MoreIndexes returns the statements that create the index of rows that are due later, that of expiring claims, and the
 // indexes by PerKey; empty: none is needed.
 func (cfg RowsConfig) MoreIndexes(table string, name func(suffix string) string) (ddl string) {
-	if first, _, _ := strings.Cut(cfg.OrderBy, ","); cfg.NotBefore != "" && strings.Trim(first, ` "`) != cfg.NotBefore {
-		byTime := cfg
-		byTime.OrderBy = Quoted(cfg.NotBefore)
-		_, due := byTime.Indexes(table, func(string) string { return name("_due") })
+	if due := cfg.DueIndex(table, name); due != "" {
 		ddl += due + ";\n"
 	}
 	if cfg.Expires != "" {
@@ -305,6 +302,19 @@ func (cfg RowsConfig) MoreIndexes(table string, name func(suffix string) string)
 	}
 	return ddl
 }
+
+// DueIndex returns the statement that creates the index of rows that are due later; empty: none is needed.
+func (cfg RowsConfig) DueIndex(table string, name func(suffix string) string) (ddl string) {
+	if first, _, _ := strings.Cut(cfg.OrderBy, ","); cfg.NotBefore != "" && strings.Trim(first, ` "`) != cfg.NotBefore {
+		byTime := cfg
+		byTime.OrderBy = Quoted(cfg.NotBefore)
+		_, ddl = byTime.Indexes(table, func(string) string { return name("_due") })
+	}
+	return ddl
+}
+
+// NoDueIndex is logged with the statement that creates the index if a table lacks it. The table can be used all the same.
+const NoDueIndex = "no index finds the rows of the table that are due later; each look for rows reads all of them: create the index"
 
 // PerKeyIndex returns the statement that creates the index of claimed rows by PerKey.
 func (cfg RowsConfig) PerKeyIndex(table string, name func(suffix string) string) string {

@@ -48,7 +48,7 @@ func rowIndex(cfg objects.RowsConfig, suffix string) string {
 type rowTable struct {
 	schema                    string // empty: it does not exist
 	hidden, unique, bySession bool
-	perKey                    bool
+	perKey, due               bool
 	kind, persistence, lacks  string
 	role                      string // current_user
 	types                     map[string]string
@@ -83,7 +83,8 @@ const inspectRows = `
 		ARRAY(SELECT DISTINCT unnest(columns) FROM keys WHERE indisunique),
 		ARRAY(SELECT tgname::text FROM pg_catalog.pg_trigger WHERE tgrelid = rel AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 2 <> 0 AND tgtype & 16 <> 0),
 		coalesce((SELECT atttypmod - 4 FROM pg_catalog.pg_attribute WHERE attrelid = rel AND attname = $4 AND atttypid = 'pg_catalog.varchar'::regtype AND atttypmod > 4), 0),
-		current_user::text
+		current_user::text,
+		EXISTS (SELECT FROM keys WHERE columns[1] = $6)
 	FROM looked`
 
 const hasPerKeyIndex = `
@@ -123,9 +124,9 @@ func (r *Rows) check(ctx context.Context, own *setup) (*rowSetup, error) {
 	}
 	defer done()
 	var found rowTable
-	err = t.conns.QueryRow(ctx, inspectRows, []any{cfg.Schema, cfg.Table, cfg.ID, cfg.Session, r.placed.Load()},
+	err = t.conns.QueryRow(ctx, inspectRows, []any{cfg.Schema, cfg.Table, cfg.ID, cfg.Session, r.placed.Load(), cfg.NotBefore},
 		&found.schema, &found.hidden, &found.unique, &found.bySession, &found.kind, &found.persistence, &found.lacks,
-		&found.types, &found.notNull, &found.keyed, &found.triggers, &found.sessionLength, &found.role)
+		&found.types, &found.notNull, &found.keyed, &found.triggers, &found.sessionLength, &found.role, &found.due)
 	if err == nil && cfg.PerKey != "" {
 		err = t.conns.QueryRow(ctx, hasPerKeyIndex, []any{quoted(found.schema, cfg.Table), cfg.PerKey, cfg.Session}, &found.perKey)
 	}
@@ -162,6 +163,9 @@ func (r *Rows) check(ctx context.Context, own *setup) (*rowSetup, error) {
 	}
 	if len(found.triggers) > 0 && before == nil {
 		r.logger.Warn("triggers run before each update of a row, also when it is claimed and freed", "table", cfg.Table, "triggers", found.triggers)
+	}
+	if due := cfg.DueIndex(quoted(cfg.Schema, cfg.Table), func(suffix string) string { return rowIndex(cfg, suffix) }); due != "" && !found.due && before == nil {
+		r.logger.Warn(objects.NoDueIndex, "table", cfg.Table, "ddl", due)
 	}
 	r.placed.Store(&found.schema)
 	if own != nil {

@@ -20,13 +20,14 @@ type Rows struct {
 	claims  *Claims
 	cfg     objects.RowsConfig
 	texts   *objects.Texts
+	logger  *slog.Logger
 	checked atomic.Bool
 	check   atomic.Pointer[sql.Stmt] // of fences; nil until it is needed
 }
 
-// Rows implements [objects.Backend]. The table logs nothing.
-func (t *Table) Rows(cfg objects.RowsConfig, _ *slog.Logger) objects.RowsTable {
-	r := &Rows{claims: &t.claims, cfg: cfg, texts: newRowTexts(cfg, t.name)}
+// Rows implements [objects.Backend].
+func (t *Table) Rows(cfg objects.RowsConfig, logger *slog.Logger) objects.RowsTable {
+	r := &Rows{claims: &t.claims, cfg: cfg, logger: logger, texts: newRowTexts(cfg, t.name)}
 	t.rows.Add(cfg, r)
 	return r
 }

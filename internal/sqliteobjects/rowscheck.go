@@ -135,7 +135,9 @@ func (r *Rows) wrong(ctx context.Context) (wrong []string, err error) {
 		}
 		found.Unique = found.Unique || c.name == cfg.ID && c.pk == 1 && c.pks == 1
 	}
+	hasDue := false
 	for i, columns := range columnsOf {
+		hasDue = hasDue || columns[0] == cfg.NotBefore
 		found.Unique = found.Unique || i.unique && !i.partial && slices.Equal(columns, []string{cfg.ID}) && slices.Contains(found.NotNull, cfg.ID)
 		if bySession := len(columns) >= 2 && slices.Equal(columns[:2], []string{cfg.Session, cfg.ID}); bySession || i.partial && columns[0] == cfg.PerKey {
 			hasOwned, err := r.hasOwned(ctx, i.name)
@@ -147,5 +149,10 @@ func (r *Rows) wrong(ctx context.Context) (wrong []string, err error) {
 		}
 	}
 	bySession, _ := rowIndexes(cfg)
-	return cfg.Wrong(found, rowTypes, RowsDDL(cfg), bySession, cfg.PerKeyIndex(objects.Quoted(cfg.Table), func(suffix string) string { return objects.Quoted(cfg.Table + suffix) })), nil
+	table, name := objects.Quoted(cfg.Table), func(suffix string) string { return objects.Quoted(cfg.Table + suffix) }
+	wrong = cfg.Wrong(found, rowTypes, RowsDDL(cfg), bySession, cfg.PerKeyIndex(table, name))
+	if due := cfg.DueIndex(table, name); due != "" && !hasDue && len(wrong) == 0 && !r.checked.Load() {
+		r.logger.Warn(objects.NoDueIndex, "table", cfg.Table, "ddl", due)
+	}
+	return wrong, nil
 }

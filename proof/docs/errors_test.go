@@ -458,6 +458,13 @@ func raiseOfClaims(p *errorPage) {
 		p.row("the database refuses the key …", testkit.ErrOf(keys.TryClaim(ctx, "two")))
 
 		member := testkit.Must(shards.New(session, shards.Config{Kind: "job", Count: 1, Work: func(context.Context, string) error { return nil }}))
+		testkit.ExecSQL(t, store.DB(), `UPDATE tasks SET session = 'worker-1' WHERE id = 2`)
+		testkit.ExecSQL(t, store.DB(), `ALTER TABLE tasks ADD COLUMN not_before INTEGER`)
+		logger := slog.New(slog.NewTextHandler(&log, nil))
+		require.NoError(t, testkit.Must(claims.NewQueue(store, claims.QueueConfig{Table: "tasks", NotBefore: "not_before", Logger: logger})).Check(ctx))
+		p.row("rows name owners that are no sessions of this store, and are not taken: …", logged())
+		p.row("no index finds the rows of the table that are due later; …", logged())
+
 		p.row("there is no such shard", testkit.ErrOf(member.Owner(ctx, "7")))
 		taking, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
