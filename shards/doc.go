@@ -20,9 +20,6 @@
 // A member counts once it has been present for [Config.Settle], so processes that start together divide
 // the shards among them at once. Until then a member neither claims shards nor makes others stop any.
 //
-// Processes that don't agree on the number of shards never work at the same time: the younger ones wait until the
-// older ones have ended, so that a rolling deployment may change it.
-//
 // Hints wake the members, which also look once per TTL. The number of statements that they send does not depend
 // on the number of shards.
 package shards

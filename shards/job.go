@@ -137,7 +137,6 @@ func (m *Member) ended(s *shard) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.shards, s.id)
-	m.returned.Broadcast()
 	if errors.Is(s.cause, tenure.ErrResigned) || errors.Is(s.cause, tenure.ErrUnhealthy) {
 		m.givenUp++
 	}

@@ -25,15 +25,11 @@ import (
 const defaultSettle = time.Second
 
 // Config configures a [Member]. Kind, Work, and either Count or IDs must be set. All processes must agree
-// on Kind, IDs and Settle.
+// on Kind, Count, IDs and Settle.
 type Config struct {
-	Kind string   // of the claims: the name of the jobs
-	IDs  []string // the IDs of the shards, instead of a Count
-
-	// Count is the number of shards; their IDs are "0", "1", … Processes with another Count never work at the same
-	// time: a process waits while one is present that joined before it and has another Count. So a new Count can
-	// be deployed like any other change.
-	Count int
+	Kind  string   // of the claims: the name of the jobs
+	Count int      // the number of shards; their IDs are "0", "1", …
+	IDs   []string // the IDs of the shards, instead of a Count
 
 	// Work does the work of one shard until ctx is done, and must then return: no other process begins before
 	// it has. [context.Cause] says why: [tenure.ErrResigned] if the shard moves, [tenure.ErrShutdown] if this
@@ -75,8 +71,6 @@ type Member struct {
 	started atomic.Bool
 	kick    chan struct{} // receives when Run's goroutine has to look again
 	funcs   sync.WaitGroup
-
-	returned *sync.Cond // with mu: a func has returned
 
 	mu       sync.Mutex // guards the fields below; never held across I/O
 	view     view       // of the last look; current adds what has changed since
@@ -132,12 +126,10 @@ func newMember(s *claims.Session, cfg Config) (*Member, error) {
 	paces := s.Config()
 	cfg.Settle = cmp.Or(cfg.Settle, defaultSettle)
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, paces.Logger))
-	m := &Member{
+	return &Member{
 		session: s, cfg: cfg, ids: ids, sorted: slices.Sorted(slices.Values(ids)), keys: keys[0], members: keys[1], paces: paces,
 		kick: make(chan struct{}, 1), shards: make(map[string]*shard), view: view{shards: len(ids), rank: -1},
-	}
-	m.returned = sync.NewCond(&m.mu)
-	return m, nil
+	}, nil
 }
 
 // Run takes part until ctx is done: it claims this process's shards and calls Work for them. Then it tells
@@ -205,37 +197,20 @@ func (m *Member) join(ctx context.Context) (joined bool, err error) {
 			return false, nil
 		}
 	}
-	ids := []string{uuid.NewString()}
-	if m.cfg.Count > 0 {
-		ids = append(ids, placeID(ids[0], m.cfg.Count))
-	}
-	began := time.Now()
-	got, err := m.members.TryClaim(ctx, ids...)
-	if len(got) < len(ids) {
-		return false, cmp.Or(err, m.members.Release(ctx, got...))
-	}
-	// Even together with an error, both claims stand.
-	me, seen := got[slices.IndexFunc(got, func(c claims.Claim) bool { return c.Key.ID == ids[0] })], sightings{late: time.Since(began) >= m.cfg.Settle}
-	left := make(chan struct{})
-	for _, place := range got {
-		if place != me {
-			seen.place = place.Key.ID
-			m.funcs.Go(func() {
-				_ = m.members.Do(context.WithoutCancel(ctx), place, func(context.Context) error { <-left; m.awaitIdle(place.Session); return nil })
-			})
+	got, err := m.members.TryClaim(ctx, uuid.NewString())
+	for _, me := range got { // even together with an error
+		err := m.members.Do(ctx, me, func(ctx context.Context) error {
+			m.funcs.Go(m.members.Wake) // in a goroutine, because it may hang
+			m.enter(me)
+			defer m.enter(claims.Claim{})
+			return m.takePart(ctx, me)
+		})
+		if errors.Is(err, tenure.ErrUnhealthy) { // now that the other members leave this one no shards
+			m.stopAll(err)
 		}
+		joined = true
 	}
-	ended := m.members.Do(ctx, me, func(ctx context.Context) error {
-		m.funcs.Go(m.members.Wake) // in a goroutine, because it may hang
-		m.enter(me)
-		defer m.enter(claims.Claim{})
-		return m.takePart(ctx, me, &seen)
-	})
-	close(left)
-	if errors.Is(ended, tenure.ErrUnhealthy) { // now that the other members leave this one no shards
-		m.stopAll(ended)
-	}
-	return true, err
+	return joined, err
 }
 
 // mustWait reports whether this process must not take part yet. It must wait while it is unhealthy. It must
@@ -267,14 +242,15 @@ func (m *Member) enter(me claims.Claim) {
 
 // takePart looks at members and shards, stops and claims shards, and waits for a reason to look again,
 // while this process is a member.
-func (m *Member) takePart(ctx context.Context, me claims.Claim, seen *sightings) error {
+func (m *Member) takePart(ctx context.Context, me claims.Claim) error {
 	members, keys := m.members.Watch(), m.keys.Watch() // before the first look, so that no hint is missed
 	defer members.Stop()
 	defer keys.Stop()
+	var seen sightings
 	var spurious pace.Limiter
 	var retries logtext.Retries
 	for failures, woken := 0, false; ; {
-		did, next, err := m.look(ctx, me, seen)
+		did, next, err := m.look(ctx, me, &seen)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -336,21 +312,16 @@ func (m *Member) look(ctx context.Context, me claims.Claim, seen *sightings) (di
 	}
 	now := time.Now()
 	next = pace.Jitter(m.paces.TTL)
-	members, places, owned := m.sort(listing)
-	mine := func(c claims.Claim) bool { return c.Session == me.Session }
-	if !slices.ContainsFunc(members, mine) {
+	members, owned := m.sort(listing)
+	rank := slices.IndexFunc(members, func(c claims.Claim) bool { return c.Session == me.Session })
+	if rank < 0 {
 		return false, 0, errNoMember
 	}
-	present := len(members)
-	waits, err := m.agree(places, seen, &members)
-	switch {
-	case err != nil:
-		return false, 0, err
-	case waits:
-		m.update(view{shards: len(m.ids), members: present, rank: -1, waits: true})
-		return m.stopSurplus() > 0, min(next, pace.Jitter(m.paces.PollInterval)), m.unhealthyAs()
+	if other := m.notConfigured(owned); other != "" && !seen.other {
+		seen.other = true
+		m.cfg.Logger.Warn("another member runs a shard that this one is not configured with: they may do the same work twice; give all members the same Count and IDs",
+			"kind", m.cfg.Kind, "shard", other)
 	}
-	rank := slices.IndexFunc(members, mine)
 	var ages []time.Duration
 	var has []int
 	sessions := make([]string, 0, len(members))
@@ -366,8 +337,8 @@ func (m *Member) look(ctx context.Context, me claims.Claim, seen *sightings) (di
 		next = min(next, in)
 	}
 	v := m.update(newView(len(m.ids), has, n, rank))
-	if err := m.unhealthyAs(); err != nil && (n > 1 || n == 1 && rank > 0) {
-		return true, 0, err
+	if err := m.unhealthy(); err != nil && (n > 1 || n == 1 && rank > 0) {
+		return true, 0, fmt.Errorf("%w: %w", tenure.ErrUnhealthy, err)
 	}
 	did = m.stopSurplus() > 0 || !slices.Equal(sessions, seen.members)
 	if rank == 0 && slices.ContainsFunc(seen.members, func(s string) bool { return !slices.Contains(sessions, s) }) {
@@ -404,6 +375,37 @@ func (m *Member) look(ctx context.Context, me claims.Claim, seen *sightings) (di
 		next = min(next, 5*time.Millisecond<<min(seen.tries, 10))
 	}
 	return did || len(got) > 0, next, err
+}
+
+// sort returns the members of a listing, the oldest first, and which sessions own which shards.
+func (m *Member) sort(listing claims.Listing) (members []claims.Claim, owned owners) {
+	owned = owners{of: make(map[string]string, len(listing.Claims)), count: make(map[string]int)}
+	for _, c := range listing.Claims {
+		if c.Key.Type == m.cfg.Kind {
+			owned.of[c.Key.ID] = c.Session
+			owned.count[c.Session]++
+		} else {
+			members = append(members, c)
+		}
+	}
+	slices.SortFunc(members, func(a, b claims.Claim) int {
+		return cmp.Or(cmp.Compare(a.Token, b.Token), cmp.Compare(a.Key.ID, b.Key.ID))
+	})
+	known := make(map[string]bool, len(members))
+	return slices.DeleteFunc(members, func(c claims.Claim) bool { // a process has two rows if an answer was lost
+		defer func() { known[c.Session] = true }()
+		return known[c.Session]
+	}), owned
+}
+
+// notConfigured returns a shard that a session owns and that this member does not know; "" if there is none.
+func (m *Member) notConfigured(owned owners) string {
+	for id := range owned.of {
+		if _, known := slices.BinarySearch(m.sorted, id); !known {
+			return id
+		}
+	}
+	return ""
 }
 
 // Owner returns the holder of the session that owns a shard, with its labels, so that a request can be sent

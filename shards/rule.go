@@ -67,8 +67,6 @@ type view struct {
 	counted int // how many of these count
 	rank    int // of this member among them, by age; -1: it is not present
 
-	waits bool // this member must run no shard, because an older one has another Count
-
 	share int // how many shards this member should have; 0 while it does not count
 	least int // how many it should have if all members counted
 
@@ -90,10 +88,7 @@ func (v view) counts() bool { return v.rank >= 0 && v.rank < v.counted }
 
 // surplus returns how many shards this member has to stop.
 func (v view) surplus() int {
-	switch {
-	case v.waits:
-		return v.running
-	case !v.counts():
+	if !v.counts() {
 		return 0
 	}
 	return max(0, v.running-v.share)
@@ -112,12 +107,10 @@ type owners struct {
 
 // sightings is what a member remembers from one look to the next.
 type sightings struct {
-	free     map[string]time.Time // the time since which each free shard has been free, while this member counts
-	members  []string             // the sessions that the last look found
-	place    string               // the ID of this member's place; "" if it has no Count
-	late     bool                 // its claim took so long that others may have begun before it was there to see
-	disagree bool                 // whether the last look found members that do not agree on Count
-	tries    int                  // looks in a row after which not all wanted shards could be claimed
+	free    map[string]time.Time // the time since which each free shard has been free, while this member counts
+	members []string             // the sessions that the last look found
+	tries   int                  // looks in a row after which not all wanted shards could be claimed
+	other   bool                 // a shard that this member is not configured with has been logged
 }
 
 // note notes which shards are free: no other session owns them, and no func runs for them in this process.

@@ -4,11 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
-	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/health"
 	"github.com/tenurelib/tenure/internal/logtext"
 	"github.com/tenurelib/tenure/internal/pace"
@@ -90,14 +88,6 @@ func (m *Member) unhealthy() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.checkErr
-}
-
-// unhealthyAs is unhealthy as an [tenure.ErrUnhealthy].
-func (m *Member) unhealthyAs() error {
-	if err := m.unhealthy(); err != nil {
-		return fmt.Errorf("%w: %w", tenure.ErrUnhealthy, err)
-	}
-	return nil
 }
 
 // check calls Check until ctx is done.
