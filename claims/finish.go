@@ -88,14 +88,17 @@ func (q *Queue) FinishSQLite(ctx context.Context, claims []Claim, fn func(tx *sq
 // that failure into [tenure.ErrLost]. The statement should come first in a short transaction, because it
 // keeps the row locked until COMMIT.
 //
-// The session learns of this only when the func of [Worker.Do] returns, when the claim is released, or when it
-// compares its claims with their rows. A func that still runs then is told that the claim is lost.
+// The session learns of this only when the func of [Worker.Do] or [Worker.Serve] returns, when the claim is released, or
+// when it compares its claims with their rows. A func that still runs then is told that the claim is lost.
 //
 // FinishStatement does no I/O, except if [QueueConfig.Schema] is empty and the table has not been used
 // yet. Then it looks up which schema has the table, for up to 5 s.
 func (q *Queue) FinishStatement(c Claim) (query string, args []any, err error) {
 	if err := q.valid([]Claim{c}); err != nil {
 		return "", nil, q.opError("finish", err)
+	}
+	for _, w := range q.allWorkers() {
+		w.kind.states(c, true)
 	}
 	query, args, err = q.table.EndStatement(c.row())
 	return query, args, q.opError("finish", err)

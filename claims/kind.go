@@ -38,10 +38,23 @@ type call struct {
 	kept   bool          // the key is not freed when the func returns: the claim has ended, or freeAfter frees it
 	freed  chan struct{} // closed when the func has returned and its key is free
 	late   *time.Timer   // of a func that was told to return; nil: it was not told
+	states bool          // the func has a statement that ends the claim, of which the session learns nothing
 }
 
 // tooLong is how long a func may take to return once it was told to, before a warning says that it does not.
 const tooLong = 10 * time.Second
+
+// states reports whether the func of a claim has a statement that ends it; from now on it has, if so.
+func (k *kind) states(c Claim, from bool) bool {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	call := k.running[c.Key.ID]
+	if !call.isFor(c.Session, c.Token) {
+		return false
+	}
+	call.states = call.states || from
+	return call.states
+}
 
 // isFor reports whether a call, which may be nil, is for a claim.
 func (call *call) isFor(session string, token int64) bool {

@@ -473,6 +473,25 @@ func TestAFinishThatIsNotAnsweredIsNoLoss(t *testing.T) {
 	})
 }
 
+// The session learns of a statement in the func's own transaction when it finishes the row.
+func TestARowThatItsFuncFinishesByAStatementHasNotFailed(t *testing.T) {
+	inRowsBubble(t, effect, 2, func(w *rowsWorld) {
+		a := w.startWith("a", claims.SessionConfig{Logger: logTo(&w.log)})
+		rows := w.rowsOf(a, effect)
+		ctx, cancel := context.WithTimeout(w.Context(), ttl)
+		defer cancel()
+		require.NoError(w, rows.Serve(ctx, 1, func(_ context.Context, c claims.Claim) error {
+			query, args, err := rows.FinishStatement(c)
+			if err == nil && c.Key.ID == "1" { // the other one's transaction is rolled back, and the func forgets to say so
+				_, err = w.db.Exec(query, args...)
+			}
+			return err
+		}))
+		require.Equal(w, 2, w.count(`SELECT count(*) FROM tasks WHERE effects = 1 AND attempts = 1 AND session IS NULL`))
+		require.NotContains(w, w.log.String(), "row failed")
+	})
+}
+
 // An expensive Done needs longer than a session with the default TTL would wait for it.
 func TestAFinishHasTheTimeLimitOfItsSession(t *testing.T) {
 	t.Parallel()

@@ -364,12 +364,13 @@ func (w *Worker) succeeded(c Claim) {
 
 // finishDone finishes a row whose func has returned nil. It repeats a statement whose answer was lost.
 func (w *Worker) finishDone(ctx context.Context, c Claim) error {
-	if w.q.cfg.Done == "" {
+	stated := w.kind.states(c, false)
+	if w.q.cfg.Done == "" && !stated {
 		return errUnfinished
 	}
 	for failures := 0; ; failures++ {
 		lost, err := w.q.endOne(ctx, c)
-		if len(lost) > 0 && failures > 0 { // an earlier statement ended it, unless the session was lost meanwhile
+		if len(lost) > 0 && (stated || failures > 0) { // an earlier statement ended it, unless the session was lost meanwhile
 			lost = nil
 		}
 		err = w.q.finished([]Claim{c}, lost, nil, err)
