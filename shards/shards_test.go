@@ -127,8 +127,8 @@ func TestAMemberWarnsOfAShardThatItIsNotConfiguredWith(t *testing.T) {
 	inBubble(t, 2, func(w *world) {
 		var log testkit.SyncBuffer
 		w.start("a", func(_ *process, cfg *shards.Config) { cfg.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
-		w.start("b", func(_ *process, cfg *shards.Config) { cfg.Count = 4 })
-		time.Sleep(settle + ttl)
+		w.start("b", func(_ *process, cfg *shards.Config) { cfg.Count = 20 })
+		time.Sleep(settle + 3*ttl)
 		require.Equal(w, 1, strings.Count(log.String(), "that this one is not configured with"), log.String())
 	})
 }

@@ -518,12 +518,17 @@ func TestStatusShowsTheSlotsOfASchedule(t *testing.T) {
 	eachStore(t, func(t *testing.T, s *site) {
 		s.ask(t, "migrate")
 		now := time.Now().Truncate(time.Hour)
-		payload := fmt.Sprintf(`{"done":%q,"begun":%q,"next":%q}`, now.Format(time.RFC3339), now.Add(-time.Minute).Format(time.RFC3339), now.Add(24*time.Hour).Format(time.RFC3339))
+		payload := fmt.Sprintf(`{"done":%q,"begun":%q,"next":%q,"location":"Europe/Berlin"}`, now.Format(time.RFC3339), now.Add(-time.Minute).Format(time.RFC3339), now.Add(24*time.Hour).Format(time.RFC3339))
 		_, err := s.open(t).PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: defaultType, ID: "svc"}, Payload: []byte(payload)}, tenure.IfAbsent())
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := "schedule  " + defaultType + "/svc\ndone      " + now.Local().Format(time.DateTime) + "\nnext      " + now.Add(24*time.Hour).Local().Format(time.DateTime) + "\n"
+		berlin, err := time.LoadLocation("Europe/Berlin")
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := func(t time.Time) string { return t.In(berlin).Format(time.DateTime + " MST") }
+		want := "schedule  " + defaultType + "/svc\ndone      " + at(now) + "\nnext      " + at(now.Add(24*time.Hour)) + "\n"
 		if got := s.ask(t, "status"); got != want {
 			t.Errorf("the status is\n%s, want\n%s", got, want)
 		}

@@ -31,7 +31,11 @@ func readSchedule(ctx context.Context, store tenure.Store, key tenure.Key) (v sc
 
 func (v scheduleView) print(w io.Writer) error {
 	table := newSheet(w)
-	at := func(t time.Time) string { return t.Local().Format(time.DateTime) }
+	in, err := time.LoadLocation(v.Location)
+	if err != nil { // this host does not know it
+		in = time.Local
+	}
+	at := func(t time.Time) string { return t.In(in).Format(time.DateTime + " MST") }
 	table.line("schedule", "%s", printable(v.Key))
 	table.line("done", "%s", at(v.Done))
 	if v.Begun.After(v.Done) {

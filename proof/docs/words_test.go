@@ -116,7 +116,7 @@ var limits = map[string]int{
 	"docs/kubernetes-leases.md": 625,
 	"docs/maintenance.md":       1100,
 	"docs/operate.md":           1000,
-	"docs/operations.md":        3800,
+	"docs/operations.md":        5125,
 	"docs/postgres.md":          1025,
 	"docs/protocol.md":          1775,
 	"docs/queues.md":            1200,
