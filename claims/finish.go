@@ -98,7 +98,7 @@ func (q *Queue) FinishStatement(c Claim) (query string, args []any, err error) {
 		return "", nil, q.opError("finish", err)
 	}
 	for _, w := range q.allWorkers() {
-		w.kind.states(c, true)
+		w.kind.noteStatement(c)
 	}
 	query, args, err = q.table.EndStatement(c.row())
 	return query, args, q.opError("finish", err)

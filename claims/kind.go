@@ -44,16 +44,21 @@ type call struct {
 // tooLong is how long a func may take to return once it was told to, before a warning says that it does not.
 const tooLong = 10 * time.Second
 
-// states reports whether the func of a claim has a statement that ends it; from now on it has, if so.
-func (k *kind) states(c Claim, from bool) bool {
+// noteStatement notes that the func of a claim has a statement that ends it.
+func (k *kind) noteStatement(c Claim) {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	if call := k.running[c.Key.ID]; call.isFor(c.Session, c.Token) {
+		call.states = true
+	}
+}
+
+// hasStatement reports whether the func of a claim has a statement that ends it.
+func (k *kind) hasStatement(c Claim) bool {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	call := k.running[c.Key.ID]
-	if !call.isFor(c.Session, c.Token) {
-		return false
-	}
-	call.states = call.states || from
-	return call.states
+	return call.isFor(c.Session, c.Token) && call.states
 }
 
 // isFor reports whether a call, which may be nil, is for a claim.

@@ -364,7 +364,7 @@ func (w *Worker) succeeded(c Claim) {
 
 // finishDone finishes a row whose func has returned nil. It repeats a statement whose answer was lost.
 func (w *Worker) finishDone(ctx context.Context, c Claim) error {
-	stated := w.kind.states(c, false)
+	stated := w.kind.hasStatement(c)
 	if w.q.cfg.Done == "" && !stated {
 		return errUnfinished
 	}
