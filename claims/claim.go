@@ -113,10 +113,14 @@ func validClaims(claims []Claim) error {
 
 // EndedError reports that some of the claims on which a call depends have ended: their rows were freed,
 // deleted, or taken by another session. The call has written nothing, unless it was [Queue.FinishEach].
-// EndedError matches [tenure.ErrLost].
+// EndedError matches [tenure.ErrLost], and if the application has canceled one of the rows, [ErrCanceled] too.
 type EndedError struct {
-	Claims []Claim // that have ended
+	Claims   []Claim // that have ended
+	canceled bool
 }
+
+// ErrCanceled says that the application has canceled the row of a claim, as [QueueConfig.Canceled] says.
+var ErrCanceled = errors.New("the row was canceled")
 
 func (e *EndedError) Error() string {
 	const most = 5 // named in the text
@@ -127,11 +131,17 @@ func (e *EndedError) Error() string {
 	if more := len(e.Claims) - most; more > 0 {
 		names = append(names, fmt.Sprint(more, " more"))
 	}
-	return fmt.Sprintf("%v: finished, freed, deleted or taken by another: %s", tenure.ErrLost, strings.Join(names, ", "))
+	how := "finished, freed, deleted or taken by another"
+	if e.canceled {
+		how = "canceled, " + how
+	}
+	return fmt.Sprintf("%v: %s: %s", tenure.ErrLost, how, strings.Join(names, ", "))
 }
 
-// Is makes the error match [tenure.ErrLost].
-func (e *EndedError) Is(target error) bool { return target == tenure.ErrLost }
+// Is makes the error match [tenure.ErrLost], and [ErrCanceled] if a row was canceled.
+func (e *EndedError) Is(target error) bool {
+	return target == tenure.ErrLost || e.canceled && target == ErrCanceled
+}
 
 // valueLimit is the time limit of a statement that is sent without a session.
 const valueLimit = 10 * time.Second

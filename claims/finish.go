@@ -48,7 +48,7 @@ func (q *Queue) FinishPostgres(ctx context.Context, claims []Claim, fn func(tx p
 	lost, fnErr, err := table.FinishWith(ctx, rowsOf(claims), q.idle(claims), fn)
 	again := fnErr == nil && errors.Is(err, tenure.ErrMoved) && q.renewedHere(ctx, rowsOf(claims))
 	if len(lost) > 0 { // fn was not called
-		lost, _, err = q.rows.standing(ctx, q.cfg.Table, lost)
+		lost, _, err = q.standing(ctx, lost)
 		again = err == nil && len(lost) == 0
 	}
 	if again {
@@ -64,7 +64,7 @@ var errUnchanged = errors.New("nothing is updated: a trigger prevents that")
 
 // endedOrUnchanged returns which claims have ended, of those that a statement that waits for locks has not ended.
 func (q *Queue) endedOrUnchanged(ctx context.Context, left []objects.Claim) (lost []objects.Claim, err error) {
-	if lost, _, err = q.rows.standing(ctx, q.cfg.Table, left); err == nil && len(lost) == 0 {
+	if lost, _, err = q.standing(ctx, left); err == nil && len(lost) == 0 {
 		err = errUnchanged
 	}
 	return lost, err
@@ -80,6 +80,9 @@ func (q *Queue) FinishSQLite(ctx context.Context, claims []Claim, fn func(tx *sq
 		return q.opError("finish", err)
 	}
 	lost, fnErr, err := table.FinishWith(ctx, rowsOf(claims), fn)
+	if len(lost) > 0 {
+		lost, _, err = q.standing(ctx, lost)
+	}
 	return q.finished(claims, lost, fnErr, err)
 }
 
@@ -213,7 +216,9 @@ func (q *Queue) endBatch(ctx context.Context, batch map[objects.Claim]*finishing
 			delete(batch, row)
 		}
 		for _, row := range lost {
-			answer(row, endingResult{lost: []objects.Claim{row}})
+			given := row
+			given.Canceled = false
+			answer(given, endingResult{lost: []objects.Claim{row}})
 		}
 		for _, row := range rows {
 			if batch[row] != nil {
@@ -240,7 +245,7 @@ func (q *Queue) left(ctx context.Context, left []objects.Claim) (lost, locked []
 	if len(left) == 0 {
 		return nil, nil
 	}
-	if lost, locked, err := q.rows.standing(ctx, q.cfg.Table, left); err == nil {
+	if lost, locked, err := q.standing(ctx, left); err == nil {
 		return lost, locked
 	}
 	return nil, left
@@ -275,7 +280,7 @@ func (q *Queue) endAll(ctx context.Context, how objects.Ending, rows []objects.C
 			continue
 		}
 		if err == nil && len(left) > 0 {
-			lost, _, err = q.rows.standing(ctx, q.cfg.Table, left)
+			lost, _, err = q.standing(ctx, left)
 		}
 		if err != nil || len(left) == 0 || len(lost) > 0 {
 			return lost, err
@@ -330,12 +335,12 @@ func (q *Queue) endedError(given []Claim, rows []objects.Claim) error {
 	if len(rows) == 0 {
 		return nil
 	}
-	var ended []Claim
+	err := new(EndedError)
 	for _, row := range rows {
 		i := slices.IndexFunc(given, func(c Claim) bool { return c.Key.ID == row.ID })
-		ended = append(ended, given[i])
+		err.Claims = append(err.Claims, given[i])
+		err.canceled = err.canceled || row.Canceled
 	}
-	err := &EndedError{ended}
-	q.ended(err, ended...)
+	q.ended(err, err.Claims...)
 	return err
 }

@@ -103,6 +103,9 @@ func (k *kind) enter(t *term) {
 	if k.queue != nil && k.queue.cfg.Expires != "" {
 		t.busy.Go(func() { k.queue.freeExpiredUntil(t) })
 	}
+	if k.queue != nil && k.queue.cfg.Canceled != "" {
+		t.busy.Go(func() { k.tellCanceled(l) })
+	}
 }
 
 // stop tells the funcs that run under a term to return. The caller holds the session's mu.
@@ -201,7 +204,7 @@ func (k *kind) do(ctx context.Context, c Claim, fn func(context.Context) error) 
 	cause := context.Cause(ctx)
 	told := errors.Is(cause, tenure.ErrShutdown) || errors.Is(cause, tenure.ErrResigned) || errors.Is(cause, context.Canceled)
 	unused = told || cause == nil && err == nil
-	if errors.Is(cause, tenure.ErrLost) || errors.Is(cause, tenure.ErrDeadline) || errors.Is(cause, ErrOverdue) {
+	if errors.Is(cause, tenure.ErrLost) || errors.Is(cause, tenure.ErrDeadline) || errors.Is(cause, ErrOverdue) || errors.Is(cause, ErrCanceled) {
 		err = errors.Join(opError("do "+c.String(), cause), err)
 	}
 	return err
@@ -405,7 +408,7 @@ func (k *kind) end(lost error, c Claim) {
 // endRow is end for the claim of a row that says otherwise.
 func (k *kind) endRow(l *ledger, r objects.Claim) {
 	c := claimOf(k.name, l.term.id, r, k.ofRows())
-	k.end(&EndedError{[]Claim{c}}, c)
+	k.end(&EndedError{Claims: []Claim{c}}, c)
 }
 
 // unended reports whether a func runs for a claim and has not ended it.

@@ -64,6 +64,11 @@ type QueueConfig struct {
 	// Released is the SQL assignment that is made in a row when it is freed without being finished, even when
 	// its session is gone, for example "status = 'queued'". It must not set a column of this config. Optional.
 	Released string
+	// Canceled is the SQL condition under which the application has canceled a row, for example "status = 'canceled'".
+	// Such a row is not ready. If it is claimed, neither Done, Exhausted nor Released is set in it: what ends its
+	// claim frees it and says [ErrCanceled], and the func of [Worker.Do] is told to return within a PollInterval.
+	// While a session has rows, it reads once per PollInterval which are canceled. Optional.
+	Canceled string
 
 	// MaxAttempts is how often workers may try a row. It needs Attempts, and either Exhausted or
 	// OnExhausted. Default: any number of times. An attempt is taken back if its row is freed in an orderly
@@ -147,7 +152,7 @@ func (cfg QueueConfig) validate() error {
 		{"ID", cfg.ID, true}, {"Session", cfg.Session, true}, {"Token", cfg.Token, true}, {"Attempts", cfg.Attempts, true}, {"NotBefore", cfg.NotBefore, true},
 		{"Requested", cfg.Requested, true}, {"Expires", cfg.Expires, true}, {"Limit", cfg.Limit, true}, {"PerKey.Column", cfg.PerKey.Column, true},
 		{"Ready", cfg.Ready, false}, {"OrderBy", cfg.OrderBy, false}, {"Done", cfg.Done, false}, {"Exhausted", cfg.Exhausted, false},
-		{"Taken", cfg.Taken, false}, {"Released", cfg.Released, false},
+		{"Taken", cfg.Taken, false}, {"Released", cfg.Released, false}, {"Canceled", cfg.Canceled, false},
 	} {
 		problems.Add(objects.ValidText(c.what, c.text))
 		if c.isColumn && c.text != "" {
@@ -178,7 +183,7 @@ func (cfg QueueConfig) statements() objects.RowsConfig {
 	return objects.RowsConfig{
 		Schema: cfg.Schema, Table: cfg.Table, ID: cfg.ID, Session: cfg.Session, Token: cfg.Token, Attempts: cfg.Attempts, NotBefore: cfg.NotBefore, Requested: cfg.Requested,
 		Ready: cfg.Ready, OrderBy: cfg.OrderBy, Done: cfg.Done, Exhausted: cfg.Exhausted,
-		Expires: cfg.Expires, Limit: cfg.Limit, Taken: cfg.Taken, Released: cfg.Released,
+		Expires: cfg.Expires, Limit: cfg.Limit, Taken: cfg.Taken, Released: cfg.Released, Canceled: cfg.Canceled,
 		PerKey: cfg.PerKey.Column, KeyLimit: cfg.PerKey.Limit,
 		MaxAttempts: cfg.MaxAttempts, Lasts: cfg.Deadline, LostBackoff: cfg.LostBackoff,
 	}

@@ -190,7 +190,7 @@ type worker struct {
 func (db *rowsDB) worker(session claims.SessionConfig, cfg claims.QueueConfig) *worker {
 	db.Helper()
 	w := &worker{db: db, store: db.open()}
-	session.Logger = testkit.Quiet
+	session.Logger = cmp.Or(session.Logger, testkit.Quiet)
 	var err error
 	w.session, err = claims.NewSession(w.store, session)
 	require.NoError(db, err)

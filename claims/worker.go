@@ -45,7 +45,7 @@ type failing struct {
 
 // NewWorker returns the worker of a session on a queue, which must be in the session's store. Each
 // session has at most one worker per queue. Queues of a session on the same table share its claims, and must
-// agree on Released, on LostBackoff, and on all columns except Limit. NewWorker does no I/O.
+// agree on Released, Canceled, LostBackoff, and on all columns except Limit. NewWorker does no I/O.
 func NewWorker(s *Session, q *Queue) (*Worker, error) {
 	w, err := newWorker(s, q)
 	return w, opError("new worker", err)
@@ -91,7 +91,7 @@ func kindOf(s *Session, q *Queue) (*kind, error) {
 	case slices.ContainsFunc(q.allWorkers(), func(w *Worker) bool { return w.s == s }):
 		return nil, fmt.Errorf("%w: the session has a worker of this queue", tenure.ErrInvalid)
 	case k.queue.cfg.statements().Freed() != q.cfg.statements().Freed():
-		return nil, fmt.Errorf("%w: the session has a queue on table %q with another Schema, other columns, or another Released or LostBackoff: make them the same, or use two sessions",
+		return nil, fmt.Errorf("%w: the session has a queue on table %q with another Schema, other columns, or another Released, Canceled or LostBackoff: make them the same, or use two sessions",
 			tenure.ErrInvalid, q.cfg.Table)
 	}
 	return k, nil
@@ -252,6 +252,8 @@ func (w *Worker) runOne(ctx context.Context, c Claim, fn, done func(context.Cont
 		switch {
 		case err == nil:
 			w.succeeded(c)
+		case errors.Is(err, ErrCanceled):
+			w.s.cfg.Logger.Info("row was canceled while its func ran", attrs...)
 		case givenBack:
 			w.s.cfg.Logger.Info("row was given back before it was done", attrs...)
 		default:
@@ -272,7 +274,7 @@ func (w *Worker) runOne(ctx context.Context, c Claim, fn, done func(context.Cont
 		err := logtext.Sound(fn(ctx, c))
 		returned = true
 		cause := context.Cause(ctx)
-		givenBack = err != nil && (errors.Is(cause, tenure.ErrShutdown) || errors.Is(cause, tenure.ErrResigned))
+		givenBack = err != nil && (errors.Is(cause, tenure.ErrShutdown) || errors.Is(cause, tenure.ErrResigned) || errors.Is(cause, ErrCanceled))
 		return w.finishOrRelease(ctx, c, err, done)
 	}))
 }

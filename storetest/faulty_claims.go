@@ -209,6 +209,18 @@ func (r faultyRows) Expired(ctx context.Context, n int, limit time.Duration) ([]
 	})
 }
 
+func (r faultyRows) Canceled(ctx context.Context, session, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, r.f, limit, r.call("canceled", session, "", nil), func(ctx context.Context) ([]objects.Claim, error) {
+		return r.table.Canceled(ctx, session, afterID, n, limit)
+	})
+}
+
+func (r faultyRows) FreeCanceled(ctx context.Context, claims []objects.Claim, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, r.f, limit, r.ending("cancel", claims), func(ctx context.Context) ([]objects.Claim, error) {
+		return r.table.FreeCanceled(ctx, claims, limit)
+	})
+}
+
 func (r faultyRows) FreeExpired(ctx context.Context, ids []string, limit time.Duration) error {
 	_, err := within(ctx, r.f, limit, r.call("expire", "", "", ids), func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, r.table.FreeExpired(ctx, ids, limit)

@@ -36,6 +36,9 @@ type Claim struct {
 	// Exhausted says that a row that was taken has no attempt left.
 	Exhausted bool
 
+	// Canceled says of a claim that has ended that the application has canceled the row.
+	Canceled bool
+
 	// Row says in a fence that the claim is on a row of the user's table that the kind names.
 	Row bool
 

@@ -19,7 +19,7 @@ type RowsConfig struct {
 	Attempts, NotBefore, Requested  string // columns that may be missing
 	Expires, Limit                  string // columns that may be missing
 	Ready, OrderBy, Done, Exhausted string // SQL
-	Taken, Released                 string // SQL
+	Taken, Released, Canceled       string // SQL
 	PerKey                          string // a column that may be missing
 	ReadOnly                        bool   // the table is only read, so the privilege to write is not needed
 
@@ -135,6 +135,11 @@ func (how Freeing) Set() string {
 	return "{session} = NULL{unexpired}{released}"
 }
 
+// OfCanceled returns the text of a statement that frees rows, for those that are canceled: it sets nothing else in them.
+func OfCanceled(text string) string {
+	return strings.NewReplacer("{uncanceled}", "{canceled}", "{set}", "{session} = NULL{unexpired}").Replace(text)
+}
+
 // RowsTable is a user's table, in either database, with claims on its rows. The kind of the claims is the
 // name of the table.
 type RowsTable interface {
@@ -153,6 +158,10 @@ type RowsTable interface {
 	End(ctx context.Context, how Ending, claims []Claim, limit time.Duration) (lost []Claim, err error)
 	// Expired returns the IDs of at most n rows whose claims have expired.
 	Expired(ctx context.Context, n int, limit time.Duration) ([]string, error)
+	// Canceled returns at most n rows of a session that are canceled, in the order of their IDs, after a given one.
+	Canceled(ctx context.Context, session, afterID string, n int, limit time.Duration) ([]Claim, error)
+	// FreeCanceled frees the canceled rows among those whose claims stand, and returns their claims.
+	FreeCanceled(ctx context.Context, claims []Claim, limit time.Duration) ([]Claim, error)
 	// FreeExpired frees those of the rows whose claims have expired.
 	FreeExpired(ctx context.Context, ids []string, limit time.Duration) error
 	// EndStatement returns a statement that ends a claim as Done says, or fails.
@@ -211,6 +220,11 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 	if cfg.Ready != "" {
 		ready += " AND (" + line(cfg.Ready) + ")"
 	}
+	canceled, uncanceled := "", ""
+	if cfg.Canceled != "" {
+		canceled, uncanceled = " AND ("+line(cfg.Canceled)+")", " AND ("+line(cfg.Canceled)+") IS NOT TRUE"
+		ready += uncanceled
+	}
 	andReadyWhenDue := ready
 	notBefore := Quoted(cfg.NotBefore)
 	if cfg.NotBefore != "" {
@@ -246,7 +260,7 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 	return []string{
 		"{id}", Quoted(cfg.ID), "{session}", Quoted(cfg.Session), "{token}", Quoted(cfg.Token), "{not_before}", notBefore, "{requested}", Quoted(cfg.Requested),
 		"{attempts}", attempts, "{count}", count, "{and_ready}", ready + d.Ready, "{and_ready_when_due}", andReadyWhenDue, "{order}", order,
-		"{done}", assign(cfg.Done), "{exhausted}", assign(cfg.Exhausted),
+		"{done}", assign(cfg.Done), "{exhausted}", assign(cfg.Exhausted), "{canceled}", canceled, "{uncanceled}", uncanceled,
 		"{count_for}", countFor, "{uncount}", uncount, "{rest}", rest, "{released}", assign(cfg.Released), "{expires}", Quoted(cfg.Expires), "{unexpired}", unexpired,
 		"{key}", Quoted(cfg.PerKey), "{key_limit}", strconv.Itoa(cfg.KeyLimit),
 	}

@@ -87,7 +87,7 @@ const (
 	givenRows  = `{id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND EXISTS (
 					SELECT FROM unnest($1::text[]::{type}[], $2::text[], $3::bigint[]) tenure_given(id, session, token)
 					WHERE tenure_given.id = r.{id} AND r.{session} IS NOT DISTINCT FROM tenure_given.session AND tenure_given.token = r.{token}
-						AND tenure_given.session = ANY(` + sessionsHere + `))`
+						AND tenure_given.session = ANY(` + sessionsHere + `)){uncanceled}`
 
 	// An UPDATE returns its rows in any order. If a column of the result had the same name as
 	// one of the table, ORDER BY would mean the result's.
@@ -107,7 +107,7 @@ const (
 	freeRows = `
 			WITH tenure_locked AS MATERIALIZED (
 				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($2::text[]::{type}[]))) AND {session} IS NOT DISTINCT FROM $1
-					AND ({id}, coalesce({token}, 0)) IN (SELECT * FROM unnest($2::text[]::{type}[], $3::bigint[]))
+					AND ({id}, coalesce({token}, 0)) IN (SELECT * FROM unnest($2::text[]::{type}[], $3::bigint[])){uncanceled}
 				FOR NO KEY UPDATE SKIP LOCKED)
 			UPDATE {rows} SET {set} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id}::text, '', coalesce({token}, 0), 0`
 	// The time is one for which the index can be searched.
@@ -115,7 +115,7 @@ const (
 			SELECT {id}::text, '', 0::bigint, 0 FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= statement_timestamp() ORDER BY {expires} LIMIT $1`
 	freeExpiredRows = `
 			WITH tenure_locked AS MATERIALIZED (
-				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND {session} IS NOT NULL AND {expires} <= clock_timestamp()
+				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND {session} IS NOT NULL AND {expires} <= clock_timestamp(){uncanceled}
 				FOR NO KEY UPDATE SKIP LOCKED)
 			UPDATE {rows} SET {set} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id}::text, '', 0::bigint, 0`
 	// changedOrFail returns the ID of a row that was locked, and fails if the row was not updated then. The cast fails with
@@ -159,7 +159,7 @@ const (
 	endRow = `
 				UPDATE {rows} SET {set}
 				WHERE {id} = $1::text::{type} AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3
-					AND CASE ` + sessionIsHere + `$2) WHEN true THEN true WHEN false THEN ('` + objects.Moved + `' || {server})::int = 0 ELSE false END
+					AND CASE ` + sessionIsHere + `$2) WHEN true THEN true WHEN false THEN ('` + objects.Moved + `' || {server})::int = 0 ELSE false END{uncanceled}
 				RETURNING {id}::text, '', {token}, 0{more}`
 	endRows = `
 				UPDATE {rows} r SET {set}
@@ -186,6 +186,9 @@ const isBegun = `EXISTS (SELECT FROM {objects} o WHERE o.object_type = '` + obje
 
 // wantedRows returns the rows of ownedRows whose claims were requested.
 var wantedRows = strings.Replace(ownedRows, "{session} = $1", "{session} = $1 AND {requested} = {token}", 1)
+
+// canceledRows returns the rows of ownedRows that are canceled.
+var canceledRows = strings.Replace(ownedRows, "{session} = $1", "{session} = $1{canceled}", 1)
 
 // ready returns what was found about the table. It checks the table on the first call, and again after each
 // new look at the library's own tables.
@@ -297,11 +300,25 @@ func (r *Rows) Wanted(ctx context.Context, session string, after objects.Claim, 
 	return r.query(ctx, limit, lockWait(limit), wantedRows, session, after.ID, n)
 }
 
+func (r *Rows) Canceled(ctx context.Context, session, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
+	return r.query(ctx, limit, lockWait(limit), canceledRows, session, afterID, n)
+}
+
+func (r *Rows) FreeCanceled(ctx context.Context, claims []objects.Claim, limit time.Duration) ([]objects.Claim, error) {
+	_, args := endingSQL(objects.Ending{Unlocked: true}, claims)
+	return r.query(ctx, limit, 0, objects.OfCanceled(endUnlockedRows), args...)
+}
+
 func (r *Rows) Owned(ctx context.Context, session, _, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
 	return r.query(ctx, limit, lockWait(limit), ownedRows, session, afterID, n)
 }
 
 func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens []int64, how objects.Freeing, limit time.Duration) ([]objects.Claim, error) {
+	if r.cfg.Canceled != "" {
+		if _, err := r.query(ctx, limit, 0, objects.OfCanceled(freeRows), session, ids, tokens); err != nil {
+			return nil, err
+		}
+	}
 	freed, err := r.query(ctx, limit, 0, setting(freeRows, how.Set()), session, ids, tokens)
 	if err != nil || len(freed) == len(ids) {
 		return nil, err
@@ -330,6 +347,9 @@ func (r *Rows) Expired(ctx context.Context, n int, limit time.Duration) ([]strin
 
 func (r *Rows) FreeExpired(ctx context.Context, ids []string, limit time.Duration) error {
 	_, err := r.query(ctx, limit, 0, setting(freeExpiredRows, objects.Freeing{Lost: true}.Set()), ids)
+	if err == nil && r.cfg.Canceled != "" {
+		_, err = r.query(ctx, limit, 0, objects.OfCanceled(freeExpiredRows), ids)
+	}
 	return err
 }
 

@@ -202,7 +202,7 @@ func (r *Rows) EndStatement(c objects.Claim) (query string, args []any, err erro
 	return texts.In(`
 		WITH tenure_ended AS (
 			UPDATE {rows} SET {session} = NULL{unexpired}{done}
-			WHERE {id} = $1 AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3 RETURNING ` + sessionIsHere + `$2) AS here)` + failUnlessHere + `tenure_ended`),
+			WHERE {id} = $1 AND {session} IS NOT DISTINCT FROM $2 AND {token} = $3{uncanceled} RETURNING ` + sessionIsHere + `$2) AS here)` + failUnlessHere + `tenure_ended`),
 		rowArgs(&c), nil
 }
 

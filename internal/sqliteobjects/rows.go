@@ -69,9 +69,9 @@ const (
 	// The + keeps it from using the index on the session.
 	freeRows = `
 			UPDATE {rows} SET {set} WHERE +{session} = ?1 AND ({id}, coalesce({token}, 0)) IN (
-				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?2))`
+				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?2)){uncanceled}`
 	expiredRows     = `SELECT CAST({id} AS TEXT) FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= ?1 ORDER BY {expires} LIMIT ?2`
-	freeExpiredRows = `UPDATE {rows} SET {set} WHERE {id} IN (SELECT value FROM json_each(?1)) AND +{session} IS NOT NULL AND +{expires} <= ?4`
+	freeExpiredRows = `UPDATE {rows} SET {set} WHERE {id} IN (SELECT value FROM json_each(?1)) AND +{session} IS NOT NULL AND +{expires} <= ?4{uncanceled}`
 	// An ID of another type differs from its own text, so paging would never end.
 	ownedRows      = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') ORDER BY {id} LIMIT ?2`
 	ownedRowsAfter = `SELECT ` + rowColumns + ` FROM {rows} WHERE {session} = ?1 AND typeof({id}) IN ('integer', 'text') AND {id} > ?3 ORDER BY {id} LIMIT ?2`
@@ -89,7 +89,7 @@ const (
 	endRows    = `
 			UPDATE {rows} SET {set}
 			WHERE {id} IN (SELECT json_extract(value, '$[0]') FROM json_each(?1)) AND ({id}, +{session}, {token}) IN (
-				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(?1))
+				SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]') FROM json_each(?1)){uncanceled}
 			RETURNING CAST({id} AS TEXT), '', {token}, 0`
 	countRows   = `SELECT {session}, min(count(*), ?1) FROM {rows} WHERE {session} IS NOT NULL GROUP BY 1 ORDER BY 1`
 	requestRows = `
@@ -105,7 +105,7 @@ const (
 	// A JSON path must begin with $, so this fails, with a text that says why.
 	endRowOrFail = `
 			UPDATE {rows} SET {session} = NULL{unexpired}{done} WHERE {id} = (
-				SELECT CASE (SELECT count(*) FROM {rows} WHERE {id} = ?1 AND +{session} = ?2 AND {token} = ?3)
+				SELECT CASE (SELECT count(*) FROM {rows} WHERE {id} = ?1 AND +{session} = ?2 AND {token} = ?3{uncanceled})
 					WHEN 1 THEN ?1 ELSE json_extract('{}', '` + objects.FenceLost + `' || '0' || substr(?1, 1, 0)) END)`
 )
 
@@ -266,11 +266,29 @@ func (r *Rows) Look(ctx context.Context, _ string, ids []string, limit time.Dura
 	return r.read(ctx, limit, lookAtRows, list(ids))
 }
 
+func (r *Rows) Canceled(ctx context.Context, session, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
+	return r.ofSession(ctx, session, afterID, n, limit, "{canceled}")
+}
+
+func (r *Rows) FreeCanceled(ctx context.Context, claims []objects.Claim, limit time.Duration) (freed []objects.Claim, err error) {
+	err = r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) (err error) {
+		freed, err = all(ctx, tx, r.scan, r.texts.In(objects.OfCanceled(endRows)), list(givenRows(claims)))
+		return err
+	})
+	return freed, err
+}
+
 func (r *Rows) Owned(ctx context.Context, session, _, afterID string, n int, limit time.Duration) ([]objects.Claim, error) {
-	if afterID == "" {
-		return r.read(ctx, limit, ownedRows, session, n)
+	return r.ofSession(ctx, session, afterID, n, limit, "")
+}
+
+// ofSession returns rows that a session owns, after a given one, for which a further condition is true.
+func (r *Rows) ofSession(ctx context.Context, session, afterID string, n int, limit time.Duration, condition string) ([]objects.Claim, error) {
+	text, args := ownedRows, []any{session, n}
+	if afterID != "" {
+		text, args = ownedRowsAfter, append(args, afterID)
 	}
-	return r.read(ctx, limit, ownedRowsAfter, session, n, afterID)
+	return r.read(ctx, limit, strings.Replace(text, "{session} = ?1", "{session} = ?1"+condition, 1), args...)
 }
 
 func (r *Rows) List(ctx context.Context, after string, n int, limit time.Duration) ([]objects.Claim, error) {
@@ -300,12 +318,7 @@ func (r *Rows) Request(ctx context.Context, _ string, ids []string, limit time.D
 }
 
 func (r *Rows) Wanted(ctx context.Context, session string, after objects.Claim, n int, limit time.Duration) ([]objects.Claim, error) {
-	args := []any{session, n}
-	text := ownedRows
-	if after.ID != "" {
-		text, args = ownedRowsAfter, append(args, after.ID)
-	}
-	return r.read(ctx, limit, strings.Replace(text, "{session} = ?1", "{session} = ?1 AND {requested} = {token}", 1), args...)
+	return r.ofSession(ctx, session, after.ID, n, limit, " AND {requested} = {token}")
 }
 
 // Free always returns nil, because no row is ever locked for long.
@@ -314,12 +327,18 @@ func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens
 	if how.Lost && r.cfg.LostBackoff > 0 {
 		args = append(args, nil, time.Now().UnixMilli())
 	}
-	return nil, r.exec(ctx, limit, setting(freeRows, how.Set()), args...)
+	return nil, r.free(ctx, limit, freeRows, how, args...)
 }
 
-func (r *Rows) exec(ctx context.Context, limit time.Duration, text string, args ...any) error {
-	return r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, r.texts.In(text), args...)
+// free sends a statement that frees rows, after one that frees those of them that are canceled.
+func (r *Rows) free(ctx context.Context, limit time.Duration, text string, how objects.Freeing, args ...any) error {
+	return r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) (err error) {
+		if r.cfg.Canceled != "" {
+			_, err = tx.ExecContext(ctx, r.texts.In(objects.OfCanceled(text)), args...)
+		}
+		if err == nil {
+			_, err = tx.ExecContext(ctx, r.texts.In(setting(text, how.Set())), args...)
+		}
 		return err
 	})
 }
@@ -333,7 +352,7 @@ func (r *Rows) Expired(ctx context.Context, n int, limit time.Duration) ([]strin
 }
 
 func (r *Rows) FreeExpired(ctx context.Context, ids []string, limit time.Duration) error {
-	return r.exec(ctx, limit, setting(freeExpiredRows, objects.Freeing{Lost: true}.Set()), list(ids), nil, nil, time.Now().UnixMilli())
+	return r.free(ctx, limit, freeExpiredRows, objects.Freeing{Lost: true}, list(ids), nil, nil, time.Now().UnixMilli())
 }
 
 func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
@@ -357,11 +376,7 @@ func (r *Rows) End(ctx context.Context, how objects.Ending, claims []objects.Cla
 }
 
 func (r *Rows) end(ctx context.Context, tx *sql.Tx, how objects.Ending, claims []objects.Claim) (lost []objects.Claim, err error) {
-	given := make([][3]any, 0, len(claims))
-	for _, c := range claims {
-		given = append(given, [3]any{c.ID, c.Session, c.Token})
-	}
-	args := []any{list(given)}
+	args := []any{list(givenRows(claims))}
 	if how.Timed() {
 		args = append(args, time.Now().Add(how.After).UnixMilli())
 	}
@@ -369,13 +384,21 @@ func (r *Rows) end(ctx context.Context, tx *sql.Tx, how objects.Ending, claims [
 	if lost = objects.Subtract(claims, ended); err != nil || len(lost) == 0 {
 		return lost, err
 	}
-	rows, err := all(ctx, tx, r.scan, r.texts.In(lookAtRows), list(idsOf(lost)))
+	rows, err := all(ctx, tx, r.scan, r.texts.In(lookAtRows+"{uncanceled}"), list(idsOf(lost)))
 	for _, row := range rows {
 		if slices.ContainsFunc(lost, func(c objects.Claim) bool { return c.ID == row.ID && c.Session == row.Session && c.Token == row.Token }) {
 			return nil, &objects.Refused{Cause: fmt.Errorf("%w: row %s", errUnchanged, row.ID)}
 		}
 	}
 	return lost, err
+}
+
+// givenRows returns claims as endRows expects them.
+func givenRows(claims []objects.Claim) (given [][3]any) {
+	for _, c := range claims {
+		given = append(given, [3]any{c.ID, c.Session, c.Token})
+	}
+	return given
 }
 
 var errUnchanged = errors.New("nothing is updated, a trigger ignores that")

@@ -50,6 +50,9 @@ func (r *Rows) Check(ctx context.Context, limit time.Duration) error {
 	if r.cfg.Released != "" {
 		parts = append(parts, struct{ what, text string }{"Released", end(objects.Ending{})})
 	}
+	if r.cfg.Canceled != "" {
+		parts = slices.Insert(parts, 0, struct{ what, text string }{"Canceled", objects.OfCanceled(endRows)}) // first: the others contain it
+	}
 	if r.cfg.PerKey != "" {
 		parts = append(parts, struct{ what, text string }{"PerKey", openRows}, struct{ what, text string }{"PerKey", openRowsOfAll})
 	}

@@ -37,7 +37,7 @@ var sentinels = map[string]error{
 	"`ErrExists`": tenure.ErrExists, "`ErrNotFound`": tenure.ErrNotFound, "`ErrTaken`": tenure.ErrTaken, "`ErrInvalid`": tenure.ErrInvalid,
 	"`ErrSetup`": tenure.ErrSetup, "`ErrUnhealthy`": tenure.ErrUnhealthy, "`ErrResigned`": tenure.ErrResigned, "`ErrShutdown`": tenure.ErrShutdown,
 	"`ErrJobEnded`": tenure.ErrJobEnded, "`errors.ErrUnsupported`": errors.ErrUnsupported,
-	"`ErrMoved`": tenure.ErrMoved, "`ErrClosed`": tenure.ErrClosed, "`claims.ErrClosed`": claims.ErrClosed, "`claims.ErrOverdue`": claims.ErrOverdue,
+	"`ErrMoved`": tenure.ErrMoved, "`ErrClosed`": tenure.ErrClosed, "`claims.ErrClosed`": claims.ErrClosed, "`claims.ErrOverdue`": claims.ErrOverdue, "`claims.ErrCanceled`": claims.ErrCanceled,
 }
 
 // row checks an error against the row that begins with the text.
@@ -170,6 +170,14 @@ func raiseNamed(p *errorPage) {
 		p.row("lease lost: finished, freed, deleted or taken by another: …", q.Finish(ctx, got...))
 		stop()
 		p.row("session is closed", testkit.ErrOf(w.Take(ctx, 1)))
+	})
+	withQueue(p, claims.QueueConfig{Done: "done = 1", Canceled: "done = 2"}, func(t *testing.T, q *claims.Queue, w *claims.Worker, session *claims.Session, store *tenure.SQLiteStore, stop func()) {
+		got := testkit.Must(w.Take(t.Context(), 2))
+		p.row("the row was canceled", w.Do(t.Context(), got[0], func(ctx context.Context) error {
+			testkit.ExecSQL(t, store.DB(), `UPDATE tasks SET done = 2`)
+			return stays(ctx)
+		}))
+		p.row("lease lost: canceled, finished, freed, deleted or taken by another: …", q.Finish(t.Context(), got[1]))
 	})
 }
 

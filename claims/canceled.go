@@ -1,0 +1,68 @@
+package claims
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/tenurelib/tenure/internal/objects"
+)
+
+// standing divides the claims that a statement has not ended, as [ownerTable.standing] does. It frees those whose rows
+// are canceled, and returns them as ended.
+func (q *Queue) standing(ctx context.Context, left []objects.Claim) (ended, stand []objects.Claim, err error) {
+	var canceled []objects.Claim
+	if q.cfg.Canceled != "" {
+		err = inGroups(q.rows.groups, left, func(left []objects.Claim) error {
+			freed, err := q.table.FreeCanceled(ctx, left, q.limit())
+			canceled = append(canceled, freed...)
+			return err
+		}, nil)
+	}
+	if err == nil {
+		ended, stand, err = q.rows.standing(ctx, q.cfg.Table, left)
+	}
+	for i, row := range ended {
+		ended[i].Canceled = slices.ContainsFunc(canceled, func(c objects.Claim) bool { return c.ID == row.ID && c.Token == row.Token })
+	}
+	return ended, stand, err
+}
+
+// tellCanceled tells the funcs whose rows are canceled to return, until the term is over. The rows are freed when the
+// funcs have returned.
+func (k *kind) tellCanceled(l *ledger) {
+	for {
+		select {
+		case <-l.term.ended:
+			return
+		case <-time.After(k.queue.cfg.PollInterval):
+		}
+		if err := k.readCanceled(l); err != nil && l.term.ctx.Err() == nil {
+			k.s.retries.Log(k.s.cfg.Logger, slog.LevelWarn, "failed to read which rows are canceled; retrying", err, "table", k.name)
+		}
+	}
+}
+
+func (k *kind) readCanceled(l *ledger) error {
+	for after, more := "", k.size() > 0; more; {
+		var rows []objects.Claim
+		n, err := k.table.groups.page(l.term.ctx, perStatement, func(n int) (err error) {
+			rows, err = k.queue.table.Canceled(l.term.ctx, l.term.id, after, n, k.s.limit)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		k.s.mu.Lock()
+		for _, r := range rows {
+			after = r.ID
+			if call := k.running[r.ID]; call.isFor(l.term.id, r.Token) {
+				call.cancel(ErrCanceled)
+			}
+		}
+		k.s.mu.Unlock()
+		more = len(rows) == n
+	}
+	return nil
+}
