@@ -314,12 +314,12 @@ func (r *Rows) Owned(ctx context.Context, session, _, afterID string, n int, lim
 }
 
 func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens []int64, how objects.Freeing, limit time.Duration) ([]objects.Claim, error) {
-	if r.cfg.Canceled != "" {
-		if _, err := r.query(ctx, limit, 0, objects.OfCanceled(freeRows), session, ids, tokens); err != nil {
-			return nil, err
-		}
-	}
 	freed, err := r.query(ctx, limit, 0, setting(freeRows, how.Set()), session, ids, tokens)
+	if err == nil && len(freed) < len(ids) && r.cfg.Canceled != "" {
+		var canceled []objects.Claim
+		canceled, err = r.query(ctx, limit, 0, objects.OfCanceled(freeRows), session, ids, tokens)
+		freed = append(freed, canceled...)
+	}
 	if err != nil || len(freed) == len(ids) {
 		return nil, err
 	}

@@ -330,14 +330,12 @@ func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens
 	return nil, r.free(ctx, limit, freeRows, how, args...)
 }
 
-// free sends a statement that frees rows, after one that frees those of them that are canceled.
+// free sends a statement that frees rows, and then one that frees those of them that are canceled.
 func (r *Rows) free(ctx context.Context, limit time.Duration, text string, how objects.Freeing, args ...any) error {
-	return r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) (err error) {
-		if r.cfg.Canceled != "" {
+	return r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, r.texts.In(setting(text, how.Set())), args...)
+		if err == nil && r.cfg.Canceled != "" {
 			_, err = tx.ExecContext(ctx, r.texts.In(objects.OfCanceled(text)), args...)
-		}
-		if err == nil {
-			_, err = tx.ExecContext(ctx, r.texts.In(setting(text, how.Set())), args...)
 		}
 		return err
 	})
