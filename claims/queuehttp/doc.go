@@ -11,8 +11,9 @@
 //
 // # Protocol
 //
-// All requests are POST, and bodies are JSON. Unknown names are ignored. SESSION is the object that
-// begin returned, and is sent back as it is.
+// All requests are POST, and bodies are JSON. A worker ignores names that it does not know; a server refuses a
+// request that has some, except within SESSION and CLAIM. SESSION is the object that begin returned, and is sent
+// back as it is.
 //
 //	begin      {"holder": NAME}                                  {"session": SESSION}
 //	heartbeat  {"session": SESSION, "have": [CLAIM, …]}          {"ended": [CLAIM, …]}: the claims of have that have ended
