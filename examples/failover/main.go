@@ -1,13 +1,12 @@
 // Command failover shows a lease changing hands. Three replicas in one process share an
 // in-memory SQLite database, and their work must never overlap. The first holder is stopped,
-// the second is cut off from the store. The command prints a timeline, draws it with -svg, and
-// exits with 0 only if the work never overlapped and was always resumed.
+// the second is cut off from the store. The command prints a timeline, and exits with 0 only if
+// the work never overlapped and was always resumed.
 package main
 
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -27,16 +26,9 @@ const (
 )
 
 func main() {
-	svg := flag.String("svg", "", "also draw the timeline into this `file`")
-	flag.Parse()
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	timeline := newTimeline(os.Stdout)
-	err := run(ctx, timeline)
-	if err == nil && *svg != "" {
-		err = os.WriteFile(*svg, timeline.svg(), 0o644)
-	}
-	if err != nil {
+	if err := run(ctx, newTimeline(os.Stdout)); err != nil {
 		fmt.Fprintln(os.Stderr, "failover:", err)
 		os.Exit(1)
 	}

@@ -2,12 +2,15 @@ package main
 
 import (
 	"bytes"
+	"flag"
 	"os"
 	"regexp"
 	"strings"
 	"testing"
 	"testing/synctest"
 )
+
+var draw = flag.Bool("draw", false, "draw docs/failover.svg")
 
 // In virtual time each run is the same, apart from the tokens and a few milliseconds.
 func TestTheWorkNeverOverlapsAndTheDocumentsShowIt(t *testing.T) {
@@ -22,8 +25,13 @@ func TestTheWorkNeverOverlapsAndTheDocumentsShowIt(t *testing.T) {
 	})
 
 	const picture = "../../docs/failover.svg"
+	if *draw {
+		if err := os.WriteFile(picture, drawn, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if shown, err := os.ReadFile(picture); err != nil || !bytes.Equal(shown, drawn) {
-		t.Errorf("%s is not what the example draws (%v): go run ./examples/failover -svg docs/failover.svg", picture, err)
+		t.Errorf("%s is not what the example draws (%v): go test ./examples/failover -draw", picture, err)
 	}
 
 	readme, err := os.ReadFile("../../README.md")

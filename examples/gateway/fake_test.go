@@ -1,5 +1,3 @@
-//go:build unix
-
 package main
 
 import (
@@ -7,7 +5,6 @@ import (
 	"errors"
 	"iter"
 	"maps"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -18,48 +15,34 @@ import (
 	"github.com/tenurelib/tenure/storetest"
 )
 
-// fakeDriver is a [Driver] without processes, for tests in virtual time. Its hooks may be
-// nil.
+// fakeDriver is a [Driver] in memory, for tests in virtual time. Its hooks may be nil.
 type fakeDriver struct {
-	onCreate func(id string) // called before Create returns
-	onList   func()          // called after the instances were listed, before List returns
-	onDelete func(id string) error
-	exits    chan Instance // closing it makes Watch fail
+	onCreate func() error          // called before Create
+	onList   func()                // called after the instances were listed, before List returns
+	onDelete func(id string) error // called before Delete
+	gone     chan string           // closing it makes Watch fail
 
 	mu        sync.Mutex
-	instances map[string]Instance
+	instances map[string]time.Time
 }
 
 func newFakeDriver() *fakeDriver {
-	return &fakeDriver{instances: make(map[string]Instance), exits: make(chan Instance)}
+	return &fakeDriver{instances: make(map[string]time.Time), gone: make(chan string)}
 }
 
-func (d *fakeDriver) set(inst Instance) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.instances[inst.ID] = inst
-}
-
-// has returns whether there is an instance, and whether it is alive.
-func (d *fakeDriver) has(id string) (exists, alive bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	inst, exists := d.instances[id]
-	return exists, inst.Alive
-}
-
-func (d *fakeDriver) Create(_ context.Context, id string, command []string) (pid int, err error) {
-	if command[0] == "no-such-command" {
-		return 0, errors.New("executable file not found")
-	}
-	d.set(Instance{ID: id, CreatedAt: time.Now(), PID: 42, Alive: true})
+func (d *fakeDriver) Create(_ context.Context, id string) error {
 	if d.onCreate != nil {
-		d.onCreate(id)
+		if err := d.onCreate(); err != nil {
+			return err
+		}
 	}
-	return 42, nil
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.instances[id] = time.Now()
+	return nil
 }
 
-func (d *fakeDriver) Delete(ctx context.Context, id string) error {
+func (d *fakeDriver) Delete(_ context.Context, id string) error {
 	if d.onDelete != nil {
 		if err := d.onDelete(id); err != nil {
 			return err
@@ -71,28 +54,35 @@ func (d *fakeDriver) Delete(ctx context.Context, id string) error {
 	return nil
 }
 
-func (d *fakeDriver) List(ctx context.Context) ([]Instance, error) {
+func (d *fakeDriver) Has(_ context.Context, id string) (exists bool, err error) {
 	d.mu.Lock()
-	list := slices.Collect(maps.Values(d.instances))
+	defer d.mu.Unlock()
+	_, exists = d.instances[id]
+	return exists, nil
+}
+
+func (d *fakeDriver) List(context.Context) (map[string]time.Time, error) {
+	d.mu.Lock()
+	instances := maps.Clone(d.instances)
 	d.mu.Unlock()
 	if d.onList != nil {
 		d.onList()
 	}
-	return list, nil
+	return instances, nil
 }
 
-func (d *fakeDriver) Watch(ctx context.Context) iter.Seq2[Instance, error] {
-	return func(yield func(Instance, error) bool) {
+func (d *fakeDriver) Watch(ctx context.Context) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
 		for {
 			select {
 			case <-ctx.Done():
 				return
-			case inst, ok := <-d.exits:
+			case instance, ok := <-d.gone:
 				if !ok {
-					yield(Instance{}, errors.New("the backend is out of sight"))
+					yield("", errors.New("the backend is out of sight"))
 					return
 				}
-				if !yield(inst, nil) {
+				if !yield(instance, nil) {
 					return
 				}
 			}

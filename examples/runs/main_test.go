@@ -6,14 +6,11 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -38,9 +35,6 @@ func TestMain(m *testing.M) {
 	var done atomic.Int32
 	n, _ := strconv.Atoi(at)
 	signal, _ := strconv.Atoi(os.Getenv("RUNS_SIGNAL"))
-	if n > 0 {
-		atOnce = 1
-	}
 	step = func() {
 		if int(done.Add(1)) == n {
 			fmt.Fprintln(os.Stderr, "at step", n)
@@ -55,9 +49,8 @@ func TestMain(m *testing.M) {
 type scene struct {
 	*testing.T
 	url      string
-	db       database
-	provider *provider
-	web      *httptest.Server
+	store    tenure.Database
+	provider provider
 }
 
 // onEach runs a test on Postgres and on a SQLite file.
@@ -70,14 +63,11 @@ func newScene(t *testing.T, url string) *scene {
 	store, err := tenure.Open(t.Context(), url)
 	require.NoError(t, err)
 	t.Cleanup(func() { store.Close() })
-	db := database{store}
-	require.NoError(t, db.migrate(t.Context()))
-	require.NoError(t, db.migrate(t.Context()), "at each deployment")
-	s := &scene{T: t, url: url, db: db, provider: newProvider()}
-	s.web = httptest.NewServer(s.provider)
-	t.Cleanup(s.web.Close)
+	require.NoError(t, migrate(t.Context(), store))
+	s := &scene{T: t, url: url, store: store, provider: provider{t.TempDir()}}
 	for n := range steps {
-		require.NoError(t, db.start(t.Context(), []string{fmt.Sprint("order ", n+1)}))
+		_, err := store.DB().Exec(`INSERT INTO runs (id) VALUES ($1)`, fmt.Sprint("order ", n+1))
+		require.NoError(t, err)
 	}
 	return s
 }
@@ -88,10 +78,13 @@ type driver struct {
 	goOn io.Closer
 }
 
-// start starts the program, which gets a signal at a step, or never if that is 0.
-func (s *scene) start(at int, signal syscall.Signal, args ...string) *driver {
+// start starts a driver that gets a signal at a step, or never if that is 0.
+func (s *scene) start(at int, signal syscall.Signal) *driver {
 	s.Helper()
-	d := &driver{cmd: exec.Command(os.Args[0], append([]string{"-store", s.url, "-provider", strings.TrimPrefix(s.web.URL, "http://")}, args...)...)}
+	d := &driver{cmd: exec.Command(os.Args[0], "-store", s.url, "-provider", s.provider.dir)}
+	if at > 0 {
+		d.cmd.Args = append(d.cmd.Args, "-at-once", "1")
+	}
 	d.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0",
 		fmt.Sprint("RUNS_SIGNAL_AT=", at), fmt.Sprint("RUNS_SIGNAL=", int(signal)))
 	d.cmd.Stderr = &d.log
@@ -103,17 +96,16 @@ func (s *scene) start(at int, signal syscall.Signal, args ...string) *driver {
 		d.cmd.Process.Kill()
 		d.cmd.Wait()
 		if s.Failed() {
-			s.Logf("the log of %v with a signal at %d:\n%s", args, at, d.log.String())
+			s.Logf("the log of the driver with a signal at %d:\n%s", at, d.log.String())
 		}
 	})
 	return d
 }
 
-// driver starts a driver that gets a signal at a step, or never if that is 0. It tries again
-// if the machine is too busy for the driver to start.
+// driver is start, again if the machine is too busy for the driver to start.
 func (s *scene) driver(at int, signal syscall.Signal) *driver {
 	s.Helper()
-	d := s.start(at, signal, "drive")
+	d := s.start(at, signal)
 	says := func(text string) bool { return strings.Contains(d.log.String(), text) }
 	testkit.Await(s.T, "a driver starts", func() bool { return says("session begun") || says("at step") || says("check rows") })
 	if says("check rows") {
@@ -141,7 +133,7 @@ func (s *scene) drivers(signal syscall.Signal) (drivers []*driver) {
 
 func (s *scene) count(query string) (n int) {
 	s.Helper()
-	require.NoError(s, s.db.store.DB().QueryRow(query).Scan(&n))
+	require.NoError(s, s.store.DB().QueryRow(query).Scan(&n))
 	return n
 }
 
@@ -159,21 +151,29 @@ func (s *scene) wantJournals() {
 	s.Helper()
 	for n := range steps {
 		run := fmt.Sprint("order ", n+1)
-		j := &journal{database: s.db, claim: claims.Claim{Key: tenure.Key{ID: run}}}
+		j := &journal{store: s.store, claim: claims.Claim{Key: tenure.Key{ID: run}}, events: map[string]string{}}
 		require.NoError(s, j.read(s.Context()))
-		receipt, parcel := "/"+run+"/charge is done", "/"+run+"/ship is done"
-		require.Equal(s, []event{
-			{"charge dispatched", ""}, {"charge done", receipt}, {"ship dispatched", ""}, {"ship done", parcel}, {"finished", receipt + ", " + parcel},
+		receipt, parcel := run+"/charge is done", run+"/ship is done"
+		require.Equal(s, map[string]string{
+			"charge dispatched": "", "charge done": receipt, "ship dispatched": "", "ship done": parcel, "finished": receipt + ", " + parcel,
 		}, j.events, run)
 	}
+	require.Equal(s, 5*steps, s.count(`SELECT count(*) FROM events`))
 	require.Len(s, s.calls(), 2*steps)
 }
 
 // calls returns how often each call was made.
 func (s *scene) calls() map[string]int {
-	s.provider.mu.Lock()
-	defer s.provider.mu.Unlock()
-	return maps.Clone(s.provider.calls)
+	s.Helper()
+	entries, err := os.ReadDir(s.provider.dir)
+	require.NoError(s, err)
+	calls := make(map[string]int)
+	for _, entry := range entries {
+		lines, err := os.ReadFile(filepath.Join(s.provider.dir, entry.Name()))
+		require.NoError(s, err)
+		calls[entry.Name()] = strings.Count(string(lines), "\n")
+	}
+	return calls
 }
 
 func TestARunGoesOnWhereverItsDriverIsKilled(t *testing.T) {
@@ -197,8 +197,7 @@ func TestARunGoesOnWhereverItsDriverIsKilled(t *testing.T) {
 		if !inTime {
 			return
 		}
-		require.Equal(s, 1, s.count(`SELECT min(attempts) FROM runs`))
-		require.Equal(s, 2*steps-1, s.count(`SELECT sum(attempts) FROM runs`))
+		require.Equal(s, 2*steps, s.count(`SELECT sum(attempts) FROM runs`))
 	})
 }
 
@@ -237,7 +236,7 @@ func (s *scene) awaitWritable(d *driver) {
 	writable := func() bool {
 		ctx, cancel := context.WithTimeout(s.Context(), time.Second)
 		defer cancel()
-		_, err := s.db.store.DB().ExecContext(ctx, `UPDATE runs SET status = status WHERE id = 'none'`)
+		_, err := s.store.DB().ExecContext(ctx, `UPDATE runs SET status = status WHERE id = 'none'`)
 		return err == nil
 	}
 	testkit.Await(s.T, "no paused driver has the file's write lock", func() bool {
@@ -248,22 +247,5 @@ func (s *scene) awaitWritable(d *driver) {
 		writable()
 		testkit.PauseProcess(s.T, d.cmd.Process)
 		return false
-	})
-}
-
-func TestARunIsAttachedToByName(t *testing.T) {
-	testkit.Slow(t)
-	onEach(t, func(s *scene) {
-		s.provider.mu.Lock() // no call returns
-		answer := sync.OnceFunc(s.provider.mu.Unlock)
-		defer answer()
-		first := s.start(0, 0, "attach", "order 3")
-		testkit.Await(s.T, "the run is driven", func() bool { return s.count(`SELECT count(*) FROM events WHERE run = 'order 3'`) == 1 })
-		second := s.start(0, 0, "attach", "order 3")
-		require.Error(s, first.cmd.Wait(), "it is told to return")
-		answer()
-		require.NoError(s, second.cmd.Wait())
-		require.Equal(s, 5, s.count(`SELECT count(*) FROM events WHERE run = 'order 3'`))
-		require.Equal(s, 1, s.count(`SELECT count(*) FROM runs WHERE status = 'done' AND attempts = 1`), "to be asked for a run costs no attempt")
 	})
 }

@@ -1,69 +1,33 @@
 package main
 
 import (
-	"context"
 	"fmt"
-	"io"
-	"net/http"
 	"net/url"
-	"sync"
+	"os"
+	"path/filepath"
 )
 
-// provider stands for another system, which charges and ships. PUT makes a call, and GET says
-// whether the call was made. A call that is made twice with the same key has one effect.
-type provider struct {
-	mu    sync.Mutex
-	calls map[string]int // by key
-}
+// provider stands for another system, which charges and ships: a directory with a file for each
+// call. A call that is made twice with the same key has one effect, and a line for each time.
+type provider struct{ dir string }
 
-func newProvider() *provider { return &provider{calls: make(map[string]int)} }
+func (p provider) path(key string) string { return filepath.Join(p.dir, url.PathEscape(key)) }
 
-func (p *provider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	key := r.URL.Path
-	if r.Method == http.MethodPut {
-		p.calls[key]++
-	}
-	if p.calls[key] == 0 {
-		http.NotFound(w, r)
-		return
-	}
-	fmt.Fprintf(w, "%s is done", key)
-}
-
-// call makes a call.
-func call(ctx context.Context, provider, key string) (outcome string, err error) {
-	outcome, made, err := ask(ctx, http.MethodPut, provider, key)
-	if err == nil && !made {
-		err = fmt.Errorf("the provider does not know %s", key)
-	}
-	return outcome, err
-}
-
-// find reports whether a call was made, and its outcome.
-func find(ctx context.Context, provider, key string) (outcome string, made bool, err error) {
-	return ask(ctx, http.MethodGet, provider, key)
-}
-
-func ask(ctx context.Context, method, provider, key string) (outcome string, made bool, err error) {
-	request, err := http.NewRequestWithContext(ctx, method, "http://"+provider+"/"+url.PathEscape(key), nil)
+func (p provider) call(key string) (outcome string, err error) {
+	file, err := os.OpenFile(p.path(key), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		return "", false, err
+		return "", err
 	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return "", false, err
+	defer file.Close()
+	_, err = fmt.Fprintln(file, "called")
+	return key + " is done", err
+}
+
+// find returns the outcome of a call, or "" if it was not made.
+func (p provider) find(key string) (outcome string, err error) {
+	_, err = os.Stat(p.path(key))
+	if os.IsNotExist(err) {
+		return "", nil
 	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	switch {
-	case err != nil:
-		return "", false, err
-	case response.StatusCode == http.StatusNotFound:
-		return "", false, nil
-	case response.StatusCode != http.StatusOK:
-		return "", false, fmt.Errorf("%s %s: %s", method, key, response.Status)
-	}
-	return string(body), true, nil
+	return key + " is done", err
 }

@@ -5,14 +5,9 @@ import (
 	"database/sql"
 	"fmt"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 )
-
-// atOnce is how many runs one process drives at the same time.
-var atOnce = 8
 
 // step is called before each step. The test ends the process there.
 var step = func() {}
@@ -31,44 +26,36 @@ func order(ctx context.Context, j *journal) error {
 	if err != nil {
 		return err
 	}
-	return j.finish(ctx, receipt+", "+parcel)
+	if _, finished := j.events["finished"]; !finished {
+		err = j.add(ctx, "finished", receipt+", "+parcel)
+	}
+	step()
+	return err // nil: the worker ends the run
 }
 
 // journal has the events of a run.
 type journal struct {
-	queue *claims.Queue
-	database
-	provider string
+	store    tenure.Database
+	provider provider
 	claim    claims.Claim
-	events   []event
+	events   map[string]string // data by name
 }
-
-type event struct{ Name, Data string }
 
 // read reads what has happened so far. From now on only this driver adds to it.
 func (j *journal) read(ctx context.Context) error {
-	rows, err := j.store.DB().QueryContext(ctx, `SELECT name, data FROM events WHERE run = $1 ORDER BY seq`, j.claim.Key.ID)
+	rows, err := j.store.DB().QueryContext(ctx, `SELECT name, data FROM events WHERE run = $1`, j.claim.Key.ID)
 	if err != nil {
 		return err
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var e event
-		if err := rows.Scan(&e.Name, &e.Data); err != nil {
+		var name, data string
+		if err := rows.Scan(&name, &data); err != nil {
 			return err
 		}
-		j.events = append(j.events, e)
+		j.events[name] = data
 	}
 	return rows.Err()
-}
-
-func (j *journal) find(name string) (data string, ok bool) {
-	for _, e := range j.events {
-		if e.Name == name {
-			return e.Data, true
-		}
-	}
-	return "", false
 }
 
 // add adds an event, in a transaction that the run's claim fences. If another driver has the run
@@ -76,71 +63,39 @@ func (j *journal) find(name string) (data string, ok bool) {
 // written.
 func (j *journal) add(ctx context.Context, name, data string) error {
 	step()
-	ctx, cancel := writeContext(ctx)
+	// A write that was cut off because the driver is told to stop might have taken place, or not.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ttl)
 	defer cancel()
 	err := tenure.FencedTx(ctx, j.store, j.claim, j.store.DB(), nil, func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, addEvent, j.row(name, data)...)
+		_, err := tx.ExecContext(ctx, `INSERT INTO events (run, name, data) VALUES ($1, $2, $3)`, j.claim.Key.ID, name, data)
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("add %q to the journal of %s: %w", name, j.claim, err)
 	}
-	j.events = append(j.events, event{name, data})
+	j.events[name] = data
 	return nil
-}
-
-const addEvent = `INSERT INTO events (run, seq, name, data) VALUES ($1, $2, $3, $4)`
-
-func (j *journal) row(name, data string) []any {
-	return []any{j.claim.Key.ID, len(j.events) + 1, name, data}
 }
 
 // call makes a call to the provider and returns its outcome, or returns the outcome that the
 // journal has. Drivers that are killed make a call once altogether. A driver that was paused may
 // make its call late, at the same moment as another, so the provider must know calls by their keys.
 func (j *journal) call(ctx context.Context, name string) (outcome string, err error) {
-	if outcome, done := j.find(name + " done"); done {
+	if outcome, done := j.events[name+" done"]; done {
 		return outcome, nil
 	}
-	key, made := j.claim.Key.ID+"/"+name, false
-	if _, dispatched := j.find(name + " dispatched"); dispatched { // by a driver that did not record its outcome
-		outcome, made, err = find(ctx, j.provider, key)
+	key := j.claim.Key.ID + "/" + name
+	if _, dispatched := j.events[name+" dispatched"]; dispatched { // by a driver that did not record its outcome
+		outcome, err = j.provider.find(key)
 	} else {
 		err = j.add(ctx, name+" dispatched", "")
 	}
-	if err == nil && !made {
+	if err == nil && outcome == "" {
 		step()
-		outcome, err = call(ctx, j.provider, key)
+		outcome, err = j.provider.call(key)
 	}
 	if err != nil { // the next driver finds out whether it was made
 		return "", err
 	}
 	return outcome, j.add(ctx, name+" done", outcome)
-}
-
-// finish writes the last event and ends the run in one transaction, unless the claim has ended.
-func (j *journal) finish(ctx context.Context, result string) (err error) {
-	step()
-	ctx, cancel := writeContext(ctx)
-	defer cancel()
-	done, row := []claims.Claim{j.claim}, j.row("finished", result)
-	if _, ok := j.store.(*tenure.PostgresStore); ok {
-		err = j.queue.FinishPostgres(ctx, done, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, addEvent, row...)
-			return err
-		})
-	} else {
-		err = j.queue.FinishSQLite(ctx, done, func(tx *sql.Tx) error {
-			_, err := tx.ExecContext(ctx, addEvent, row...)
-			return err
-		})
-	}
-	step()
-	return err
-}
-
-// writeContext returns a context for a write that is not cut off when the driver is told to
-// stop: the driver would not know whether the write took place.
-func writeContext(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), ttl)
 }
