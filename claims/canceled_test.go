@@ -18,7 +18,8 @@ import (
 // The page on queues shows this config.
 var cancelable = func() claims.QueueConfig {
 	cfg := tasks
-	cfg.Taken, cfg.Released, cfg.Canceled = "status = 'running'", "status = 'queued'", "status = 'canceled'"
+	cfg.Taken, cfg.Released = "status = 'running'", "status = 'queued'"
+	cfg.Canceled = "status = 'canceled'"
 	return cfg
 }()
 

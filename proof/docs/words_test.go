@@ -47,7 +47,7 @@ func TestLinksInTheDocumentsLeadSomewhere(t *testing.T) {
 // block that begins with a package clause is the whole file.
 func TestGoInTheDocumentsIsCompiledCode(t *testing.T) {
 	testkit.Docs(t)
-	files := []string{"example_test.go", "storetest/example_test.go", "storetest/example_job_test.go", "schedule/example_test.go", "claims/example_test.go", "claims/example_queue_test.go", "claims/example_slots_test.go", "claims/example_faults_test.go", "claims/example_outage_test.go", "claims/cancel_test.go", "shards/example_test.go", "route/example_test.go", "witness/example_test.go"}
+	files := []string{"example_test.go", "storetest/example_test.go", "storetest/example_job_test.go", "schedule/example_test.go", "claims/example_test.go", "claims/example_queue_test.go", "claims/example_slots_test.go", "claims/example_faults_test.go", "claims/example_outage_test.go", "claims/canceled_test.go", "shards/example_test.go", "route/example_test.go", "witness/example_test.go"}
 	for _, others := range []string{"examples/*/*.go", "*tenure/example_test.go", "stores/*/example_test.go"} { // some are modules of their own
 		programs, err := filepath.Glob(others)
 		require.NoError(t, err)
@@ -116,7 +116,7 @@ var limits = map[string]int{
 	"docs/kubernetes-leases.md": 590,
 	"docs/maintenance.md":       1010,
 	"docs/operate.md":           950,
-	"docs/operations.md":        4210,
+	"docs/operations.md":        4240,
 	"docs/postgres.md":          910,
 	"docs/protocol.md":          1590,
 	"docs/queues.md":            1200,
