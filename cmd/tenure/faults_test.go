@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -487,10 +486,31 @@ func TestPeersAreFencedAndThisReplicaUnfencedAgainWhileItsProgramRuns(t *testing
 	}
 	eventually(t, soon, "the program is told to end", func() bool { return s.has(t, "stop") })
 	a.awaitLog(t, "failed to unfence this replica; giving up the lease")
-	if err := errors.Join(os.Remove(fail("fence")), os.Remove(fail("unfence"))); err != nil {
+	if err := os.Remove(fail("unfence")); err != nil {
+		t.Fatal(err)
+	}
+
+	// Nothing starts before all peers are fenced in the same term.
+	a.awaitLog(t, "failed to fence the peers; giving up the lease")
+	if n := len(s.starts(t)); n != 1 {
+		t.Errorf("it was started %d times", n)
+	}
+	if err := os.Remove(fail("fence")); err != nil {
 		t.Fatal(err)
 	}
 	s.awaitStart(t, 1)
+	order := []string{"unfence a", "fence b", "fence c", "start a"}
+	for _, start := range s.starts(t) {
+		var came []string
+		for _, e := range s.events(t) {
+			if e.token == start.token && !slices.Contains(came, e.what+" "+e.holder) {
+				came = append(came, e.what+" "+e.holder)
+			}
+		}
+		if len(came) < len(order) || !slices.Equal(came[:len(order)], order) {
+			t.Errorf("in the term %d came %q, want %q first", start.token, came, order)
+		}
+	}
 	a.signal(t, syscall.SIGTERM)
 	a.awaitExit(t)
 	if ended := len(s.events(t)); !slices.ContainsFunc(s.events(t)[ended-3:], func(e event) bool { return e.what == "stop" }) {

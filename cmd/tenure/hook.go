@@ -90,6 +90,26 @@ func (r *runner) fencePeers(ctx context.Context, except string) (err error) {
 	return err
 }
 
+// fenceFirst runs --fence for each of the --peers before the program starts, in each term, if --fence-every will run it
+// anyway: until then, a peer that nobody has heard of could work beside the program.
+func (r *runner) fenceFirst(ctx context.Context) error {
+	id := tenure.TermFromContext(ctx).ID()
+	if r.opts.fenceEvery == 0 || r.peersFenced == id {
+		return nil
+	}
+	r.log.Info("fencing", "peers", printable(r.opts.peers))
+	fencing, cancel := context.WithTimeoutCause(ctx, r.opts.ttl, fmt.Errorf("it has not returned within %v", r.opts.ttl))
+	defer cancel()
+	if err := r.fencePeers(fencing, ""); err != nil {
+		if ctx.Err() == nil && !errors.Is(err, errTermOver) {
+			r.log.Error("failed to fence the peers; giving up the lease", "error", err)
+		}
+		return fmt.Errorf("--fence: %w", err)
+	}
+	r.peersFenced = id
+	return nil
+}
+
 // unfence runs --unfence, if there is one, once in a term.
 func (r *runner) unfence(ctx context.Context) error {
 	id := tenure.TermFromContext(ctx).ID()

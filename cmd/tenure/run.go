@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -55,7 +56,8 @@ earlier run left the service running. Run only one tenure per host for a given s
 the service.
 
 Before the program starts, these take effect in this order: --confirm, if another host has
-vanished; --unfence, in each term; and then --fence and --peers, if another host has vanished.
+vanished; --unfence, in each term; and then --fence and --peers, if another host has vanished,
+or in each term with --fence-every.
 --unfence-every and --fence-every run the commands again while the program runs.
 
 Commands are passed to /bin/sh. If the store is down, run keeps trying.`,
@@ -83,11 +85,11 @@ func (o *runOptions) runFlags(c *cobra.Command) {
 	flags.IntVar(&o.missed, "missed", 0, "`NUMBER` of renewals that a holder must miss, 2 or more, before this replica takes over. Then no clock decides, only what this replica has observed itself; the TTL is --renew times NUMBER. Give all replicas the same NUMBER")
 	flags.DurationVar(&o.acquire, "acquire", 0, "`TIME` between attempts to acquire the lease while nothing would notify this replica of a release; run waits twice as long after the program has exited on its own (default a sixth of the TTL)")
 	flags.StringVar(&o.check, "check", "", "`COMMAND` whose exit status says whether this host is healthy. It runs with the argument standby before tenure competes, and active before each renewal; a holder whose check fails is replaced. The argument is appended to the command: end a command that takes none with \"&& :\", as in 'test -e /etc/fit && :'")
-	flags.DurationVar(&o.checkTimeout, "check-timeout", 0, "`TIME` within which --check must return (default a sixth of the TTL, or less if a long --stop-timeout leaves less time between renewals). A --check that may last longer than the default begins before a renewal is due; if it may last longer than half of the TTL, the default --stop-timeout is shorter")
+	flags.DurationVar(&o.checkTimeout, "check-timeout", 0, "`TIME` within which --check must return (default a sixth of the TTL, or less if a long --stop-timeout leaves less time between renewals). It may be up to five sixths of the TTL less --stop-timeout, which counts as at least a tenth of the TTL. A --check that may last longer than the default begins before a renewal is due; if it may last longer than half of the TTL, the default --stop-timeout is shorter")
 	flags.IntVar(&o.confirm, "confirm", 0, "`NUMBER` of renewals that must succeed before the program starts, after a host has vanished")
 	flags.StringVar(&o.fence, "fence", "", "`COMMAND` that cuts off a host that has vanished, before the program starts here. $TENURE_PREDECESSOR names that host: NULs become U+FFFD, and a name over 4096 bytes is cut and marked with \"…\". The command is retried until it succeeds. It does not run for an earlier run of this --replica, so each replica needs its own name")
 	flags.StringVar(&o.peers, "peers", "", "comma-separated `NAMES` of replicas that --fence cuts off too, after the host that has vanished, each in $TENURE_PREDECESSOR. Name every replica: this --replica is left out, so that all hosts can have the same list")
-	flags.DurationVar(&o.fenceEvery, "fence-every", 0, "`TIME` between two runs of --fence for each of the --peers while this replica runs the program; a failure is only logged (default: they are fenced only when a host has vanished)")
+	flags.DurationVar(&o.fenceEvery, "fence-every", 0, "`TIME` between two runs of --fence for each of the --peers while this replica runs the program; a failure is only logged. They are then fenced in each term before the program starts, too, and if that fails, the lease is given up (default: they are fenced only when a host has vanished)")
 	flags.StringVar(&o.unfence, "unfence", "", "`COMMAND` that undoes what another replica's --fence has done to this host. It runs in each term before anything is fenced and the program starts; if it fails, the lease is given up")
 	flags.DurationVar(&o.unfenceEvery, "unfence-every", 0, "`TIME` between two runs of --unfence while this replica runs the program; if one fails, the term ends (default: once per term)")
 	flags.DurationVar(&o.stopTimeout, "stop-timeout", 0, "`TIME` from SIGTERM to SIGKILL (default a little over a quarter of the TTL, and less with a long --check-timeout)")
@@ -115,7 +117,7 @@ type runner struct {
 	coordinator *tenure.Coordinator     // set by compete before it runs
 	service     chan struct{}           // has one element while a term, or a --stop of a standby, is under way
 	unfenced    string                  // the ID of the last term in which --unfence has succeeded; used by fence and then by the job
-	peersFenced string                  // the ID of the last term in which all --peers were fenced; used only by fence, which has one call at a time
+	peersFenced string                  // the ID of the last term in which all --peers were fenced; used by fence and then by the job
 	onceEnded   *ending                 // how the program ended under --once; used only by Run's goroutine
 	began       time.Time               // when the command began, for --every
 	table       uint32                  // see tableID; used by the coordinator's Trace once it runs
@@ -335,7 +337,7 @@ func (r *runner) job(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	if err := r.unfence(ctx); err != nil {
+	if err := cmp.Or(r.unfence(ctx), r.fenceFirst(ctx)); err != nil {
 		return err
 	}
 	g, err := startGuarded(tenure.TermFromContext(ctx), r.args, r.timing, r.name, r.log)
