@@ -58,7 +58,7 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 		health: health.Check{Timeout: cfg.CheckTimeout},
 		monitor: monitor{
 			lease: lease.cfg.Key, replica: lease.cfg.Holder, logger: logger, trace: cmp.Or(cfg.Trace, new(Trace)), reports: reports,
-			state: state{since: time.Now()},
+			state: state{role: RoleStandby, since: time.Now()},
 		},
 	}}, nil
 }

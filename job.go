@@ -137,32 +137,6 @@ func (r *jobResult) why() error {
 	}
 }
 
-// AtMost returns a func that calls run with a context that ends after the limit at the latest. A
-// run that reaches the limit fails with [context.DeadlineExceeded], whatever it returns. AtMost
-// panics if the limit is not positive or run is nil.
-//
-//	Reconcile: tenure.Every(10*time.Second, tenure.AtMost(time.Minute, sweep))
-//
-// A run that ignores its context keeps running: [Every] logs that, and [Status] shows it.
-func AtMost(limit time.Duration, run func(context.Context) error) func(context.Context) error {
-	mustLast("AtMost", "limit", limit)
-	if run == nil {
-		panic("tenure: AtMost: run is nil")
-	}
-	return func(ctx context.Context) error {
-		limited, cancel := context.WithTimeout(ctx, limit)
-		defer cancel()
-		err := run(limited)
-		switch {
-		case limited.Err() == nil || ctx.Err() != nil:
-			return err
-		case err == nil || errors.Is(err, context.DeadlineExceeded):
-			return fmt.Errorf("not done within %v: %w", limit, context.DeadlineExceeded)
-		}
-		return fmt.Errorf("not done within %v: %w: %w", limit, context.DeadlineExceeded, err)
-	}
-}
-
 // mustLast panics if a func of this package is called with a duration that is not positive, or lacks its unit.
 func mustLast(function, name string, d time.Duration) {
 	if d == 0 {
@@ -177,7 +151,7 @@ func mustLast(function, name string, d time.Duration) {
 // returned, until its context is done. It logs a sweep's error and continues; while the error
 // stays the same, it logs it once every ten minutes. A sweep that has lasted for more than
 // three intervals, and for more than a minute, is logged as well, and again every ten minutes
-// until it returns; [AtMost] limits a sweep. A panic ends the job. Every itself panics if the
+// until it returns. A panic ends the job. Every itself panics if the
 // interval is not positive or sweep is nil.
 //
 // Each term begins with a sweep, so even with an interval of a day there is a sweep at each
