@@ -31,3 +31,6 @@ func (d *Drain) Active() bool {
 		return true
 	}
 }
+
+// LostTerm returns the error of a lost term with this key.
+func LostTerm(key Key) error { return &lostError{key: key} }

@@ -54,7 +54,7 @@ func (t *Term) fencedOut(current *objects.Row, readErr error) error {
 		t.end(ErrLost)
 		return fmt.Errorf("%w (its record can't be read: %w)", ErrLost, readErr)
 	case current == nil:
-		return t.lostTo(&LostError{Key: t.key})
+		return t.lostTo(&lostError{key: t.key})
 	default:
 		return t.lostToRecord(objectOf(*current))
 	}
@@ -63,7 +63,7 @@ func (t *Term) fencedOut(current *objects.Row, readErr error) error {
 // lostToRecord ends a term, and returns an error with the record that stands in place of its own.
 func (t *Term) lostToRecord(now Object) error {
 	holding, _ := decodeHolding(now, 0) // one that can't be decoded is held by unknown
-	return t.lostTo(&LostError{Key: t.key, To: &holding})
+	return t.lostTo(&lostError{key: t.key, to: &holding})
 }
 
 // guardOf returns the guard, or the right for which the func runs that ctx comes from.
@@ -250,7 +250,7 @@ func (t *Term) refusedByStatement(ctx context.Context, store Store, refusal erro
 	case err == nil:
 		return t.lostToRecord(obj)
 	case errors.Is(err, ErrNotFound):
-		return t.lostTo(&LostError{Key: t.key})
+		return t.lostTo(&lostError{key: t.key})
 	}
 	t.end(ErrLost) // the holder is unknown
 	return refusal

@@ -1,7 +1,6 @@
 package tenure
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,25 +15,6 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/report"
 )
-
-// JobPanic is what [Coordinator.Run] panics with after the job, the Logger or the Trace has
-// panicked and the lease is released.
-type JobPanic struct {
-	Value any    // what it panicked with
-	Stack []byte // of its goroutine
-
-	of string // what has panicked; empty: the job
-}
-
-func (p *JobPanic) Error() string {
-	return fmt.Sprintf("tenure: %s panicked: %v\n\n%s", cmp.Or(p.of, "job"), p.Value, p.Stack)
-}
-
-// Unwrap returns the panic's value if it is an error.
-func (p *JobPanic) Unwrap() error {
-	err, _ := p.Value.(error)
-	return err
-}
 
 // jobScope is what a job's func finds in its context, beside the term.
 type jobScope struct {
@@ -53,7 +33,7 @@ type runningJob struct {
 	results  chan *jobResult // has room for the results of all funcs, so that none waits
 	alone    bool            // the job has only one func
 	running  int
-	panicked *JobPanic
+	panicked *report.Panic
 }
 
 type jobResult struct {
@@ -62,7 +42,7 @@ type jobResult struct {
 	began    time.Time
 	err      error
 	text     string // of err
-	panicked *JobPanic
+	panicked *report.Panic
 	cause    error // why the term is over, if the func was not told to return
 }
 
@@ -86,7 +66,7 @@ func (j *runningJob) start(name string, run func(context.Context) error) {
 		result := &jobResult{name: name, alone: j.alone, began: time.Now(), err: report.ErrGoexit}
 		defer func() {
 			if v := recover(); v != nil {
-				result.panicked = &JobPanic{Value: v, Stack: debug.Stack()}
+				result.panicked = &report.Panic{Value: v, Stack: debug.Stack()}
 			}
 			// Here, because the caller's Error method may block, too.
 			result.text, result.cause = logtext.Text(result.err), result.why()

@@ -431,7 +431,7 @@ func TestTheLeaseIsReleasedEvenIfTheChecksErrorSaysThatItIsLost(t *testing.T) {
 		var unfit atomic.Bool
 		t.start("a", tenure.CoordinatorConfig{Check: func(context.Context, tenure.Role) error {
 			if unfit.Load() {
-				return &tenure.LostError{Key: testkit.LeaseKey} // as from another lease, or from a mistaken fenced write
+				return tenure.LostTerm(testkit.LeaseKey) // as from another lease, or from a mistaken fenced write
 			}
 			return nil
 		}})

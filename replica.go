@@ -150,24 +150,24 @@ func (e *HeldError) Error() string {
 // Is makes the error match [ErrHeld].
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
-// LostError is the error of a renewal, a release or a fenced write whose term is over. It
+// lostError is the error of a renewal, a release or a fenced write whose term is over. It
 // matches [ErrLost].
-type LostError struct {
-	Key Key
-	To  *Holding // what the record says now; nil: the record is gone
+type lostError struct {
+	key Key
+	to  *Holding // what the record says now; nil: the record is gone
 
 	why string // why the term is lost although To is the term itself
 }
 
-func (e *LostError) Error() string {
+func (e *lostError) Error() string {
 	switch {
-	case e.To == nil:
-		return fmt.Sprintf("%v: %s is gone", ErrLost, e.Key)
+	case e.to == nil:
+		return fmt.Sprintf("%v: %s is gone", ErrLost, e.key)
 	case e.why != "":
-		return fmt.Sprintf("%v: the term of %s %s", ErrLost, e.Key, e.why)
+		return fmt.Sprintf("%v: the term of %s %s", ErrLost, e.key, e.why)
 	}
-	return fmt.Sprintf("%v: %s is %s", ErrLost, e.Key, e.To.how())
+	return fmt.Sprintf("%v: %s is %s", ErrLost, e.key, e.to.how())
 }
 
 // Is makes the error match [ErrLost].
-func (e *LostError) Is(target error) bool { return target == ErrLost }
+func (e *lostError) Is(target error) bool { return target == ErrLost }
