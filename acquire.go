@@ -360,7 +360,7 @@ func (l *Lease) resumeAsItIs(ctx context.Context, id string, on Lineage) (Object
 	}
 	// The statement checks only parts of the record, and another program may have written it.
 	if h, err := decodeHolding(obj, l.cfg.TTL); err != nil || h.Term != id || h.isOffer() || !h.resumed {
-		return Object{}, &LostError{Key: l.cfg.Key, To: &h}
+		return Object{}, &lostError{key: l.cfg.Key, to: &h}
 	}
 	return obj, nil
 }
@@ -370,13 +370,13 @@ func (l *Lease) resumable(ctx context.Context, id string) (reading, error) {
 	read, err := l.look(ctx, caller{})
 	switch {
 	case errors.Is(err, ErrNotFound):
-		return read, &LostError{Key: l.cfg.Key}
+		return read, &lostError{key: l.cfg.Key}
 	case err != nil:
 		return read, err
 	case read.holding.Term != id || read.holding.isOffer():
-		return read, &LostError{Key: l.cfg.Key, To: &read.holding}
+		return read, &lostError{key: l.cfg.Key, to: &read.holding}
 	case read.stored.Sealed():
-		return read, &LostError{Key: l.cfg.Key, To: &read.holding, why: "is being ended by the process that began it"}
+		return read, &lostError{key: l.cfg.Key, to: &read.holding, why: "is being ended by the process that began it"}
 	case read.settlesIn(l) > 0: // another term, whose record is lost, may be valid
 		return read, l.heldError(read)
 	}

@@ -423,10 +423,6 @@ func TestBadInputIsRefusedBeforeAnyIOByAnErrorThatNamesIt(t *testing.T) {
 			"tenure: fenced: term of lease/over: lease lost"},
 		{"Fenced on SQLite with nothing to do", fencedSQLite(term, nil), tenure.ErrInvalid,
 			"tenure: fenced: invalid argument: fn is nil"},
-		{"a gate asked for token 0", new(tenure.Gate).Admit(0), tenure.ErrInvalid,
-			"tenure: gate: invalid argument: token 0 is not positive"},
-		{"a gate asked for a negative token", new(tenure.Gate).Admit(-5), tenure.ErrInvalid,
-			"tenure: gate: invalid argument: token -5 is not positive"},
 
 		{"a list without a store", listAll(nil, "t"), tenure.ErrInvalid,
 			"tenure: list t: invalid argument: store is nil"},
@@ -642,9 +638,8 @@ func TestAStoreThatWasNeverSetIsInvalidEverywhere(t *testing.T) {
 		for _, err := range tenure.List(ctx, plain, "t") {
 			listed = err
 		}
-		_, updated := tenure.Update(ctx, plain, key, func(obj tenure.Object) (tenure.Object, error) { return obj, nil })
 		for what, err := range map[string]error{
-			"NewLease": testkit.ErrOf(tenure.NewLease(plain, tenure.LeaseConfig{Key: testkit.LeaseKey})), "List": listed, "Update": updated,
+			"NewLease": testkit.ErrOf(tenure.NewLease(plain, tenure.LeaseConfig{Key: testkit.LeaseKey})), "List": listed,
 			"Fence": testkit.ErrOf(tenure.Fence(plain, term)), "FencedTx": tenure.FencedTx(ctx, store, term, db, nil, fn),
 			"claims.NewSession": testkit.ErrOf(claims.NewSession(plain, claims.SessionConfig{})), "Fence by a claim": testkit.ErrOf(tenure.Fence(plain, claim)),
 			"FencedTx by a claim":    tenure.FencedTx(ctx, store, claim, db, nil, fn),
@@ -711,7 +706,6 @@ func TestADurationWithoutAUnitIsRefusedWithTheLikelyOne(t *testing.T) {
 	}
 	for want, misread := range map[string]func(){
 		"did you mean 10*time.Second?": func() { tenure.Every(10, testkit.Succeeds) },
-		"did you mean 20*time.Second?": func() { tenure.AtMost(20, testkit.Succeeds) },
 		"did you mean 24*time.Hour?":   func() { schedule.Interval(24, 3*time.Hour) },
 		"did you mean 3*time.Hour?":    func() { schedule.Interval(24*time.Hour, 3) },
 	} {

@@ -19,7 +19,7 @@ import (
 type Coordinator struct {
 	base
 	running  atomic.Bool
-	panicked atomic.Pointer[JobPanic] // of the logger or the trace, since Run began
+	panicked atomic.Pointer[report.Panic] // of the logger or the trace, since Run began
 
 	mu     sync.Mutex // guards the fields below; taken before the monitor's
 	keeper *keeper    // of the term held; nil for a standby
@@ -58,7 +58,7 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 		health: health.Check{Timeout: cfg.CheckTimeout},
 		monitor: monitor{
 			lease: lease.cfg.Key, replica: lease.cfg.Holder, logger: logger, trace: cmp.Or(cfg.Trace, new(Trace)), reports: reports,
-			state: state{since: time.Now()},
+			state: state{role: RoleStandby, since: time.Now()},
 		},
 	}}, nil
 }
@@ -73,7 +73,8 @@ func (c *Coordinator) Config() CoordinatorConfig { return c.cfg }
 // the store is closed for good, once a term that it held is over.
 //
 // If the job, the Logger or the Trace panics, Run ends the term, releases the lease, and then
-// panics with a [*JobPanic]. A second call while Run is running returns [ErrInvalid].
+// panics with an error that has the stack and wraps the panic's value if that is an error. A second
+// call while Run is running returns [ErrInvalid].
 func (c *Coordinator) Run(ctx context.Context) error {
 	ctx, hints, done, err := c.begin(ctx, c.cfg.Drain)
 	if err != nil {
@@ -178,7 +179,7 @@ func (c *Coordinator) begin(ctx context.Context, marked *Drain) (_ context.Conte
 	leave := c.cfg.Drain.Follow(c.drain)
 	ctx, cancel := context.WithCancel(ctx)
 	ignorePanics := c.monitor.reports.PassOn(func(p *report.Panic) {
-		c.panicked.CompareAndSwap(nil, &JobPanic{Value: p.Value, Stack: p.Stack, of: "the logger or the trace"})
+		c.panicked.CompareAndSwap(nil, p)
 		cancel()
 	})
 	return ctx, hints, func() {
@@ -391,7 +392,7 @@ func (c *Coordinator) awaitResignation(ctx context.Context, resign *resignation)
 // and releases the lease. It returns fn's error; if the lease was lost before fn returned,
 // that error is also [ErrLost] or [ErrDeadline]. If ctx is done before fn is called, Do
 // returns its cause; if ctx is done later, the context of fn is done too, and the lease is
-// kept until fn has returned. If fn panics, Do panics with a [*JobPanic]; if it calls
+// kept until fn has returned. If fn panics, Do panics as Run does; if it calls
 // [runtime.Goexit], Do returns an error. Do never calls fn twice: the caller decides what to do
 // after a loss.
 //

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/report"
 	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
 )
@@ -227,7 +228,7 @@ func TestAJobThatPanicsReleasesTheLeaseAndPanicsOutOfRun(t *testing.T) {
 		})
 		require.NoError(t, err)
 		defer func() {
-			p, ok := recover().(*tenure.JobPanic)
+			p, ok := recover().(*report.Panic)
 			require.True(t, ok)
 			require.ErrorIs(t, p, broken)
 			require.ErrorContains(t, p, "coordinator_test.go", "the stack of the job")
@@ -975,7 +976,7 @@ func TestAPanicOfTheLogOrTheTraceEndsTheTermInOrder(t *testing.T) {
 			defer cancel()
 			func() {
 				defer func() {
-					var p *tenure.JobPanic
+					var p *report.Panic
 					require.ErrorAs(t, recover().(error), &p)
 					require.Equal(t, "broken", p.Value)
 					require.Contains(t, p.Error(), "the logger or the trace panicked: broken")
@@ -1043,7 +1044,7 @@ func TestAPanicOfTheJobIsPassedOnAlthoughTheTracePanicsToo(t *testing.T) {
 			Trace:     &tenure.Trace{JobEnded: func(*tenure.Term, error, time.Duration) { panic("the trace") }},
 		})
 		require.NoError(t, err)
-		defer func() { require.Equal(t, "the job", recover().(*tenure.JobPanic).Value) }()
+		defer func() { require.Equal(t, "the job", recover().(*report.Panic).Value) }()
 		_ = c.Run(t.Context())
 	})
 }

@@ -1,17 +1,12 @@
 package tenure
 
 import (
-	"bytes"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
-	"maps"
-	"math/rand/v2"
-	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/storeurl"
 )
 
@@ -81,46 +76,6 @@ func (*static) PutIf(_ context.Context, obj Object, _ WriteCondition) (Object, e
 
 func (*static) DeleteIf(_ context.Context, key Key, _ WriteCondition) error {
 	return fmt.Errorf("tenure: delete %s: %w: a static store keeps nothing", key, errors.ErrUnsupported)
-}
-
-// Update reads an object, calls change to get its new state, and writes that, unless the object
-// was written in between; then it starts again. It returns the object as it was written. The
-// error is [ErrNotFound] if there is no object, and [ErrInvalid] if change has returned another
-// key. Update returns an error of change unchanged, and then writes nothing.
-//
-// Update may call change several times, so change should do nothing but decide. It may
-// modify the object that it gets. Update ends only with success, with ctx, or with an error
-// that another attempt could not avoid. If [Fence] made the store, the write is fenced.
-func Update(ctx context.Context, store Store, key Key, change func(Object) (Object, error)) (Object, error) {
-	switch {
-	case objects.IsNil(store):
-		return Object{}, fmt.Errorf("tenure: update %s: %w: store is nil", key, ErrInvalid)
-	case change == nil:
-		return Object{}, fmt.Errorf("tenure: update %s: %w: change is nil", key, ErrInvalid)
-	}
-	for conflicts := 0; ; conflicts++ {
-		obj, err := store.Get(ctx, key)
-		if err != nil {
-			return Object{}, err
-		}
-		version := obj.Version
-		obj.Labels, obj.Payload = maps.Clone(obj.Labels), bytes.Clone(obj.Payload)
-		changed, err := change(obj)
-		if err != nil {
-			return Object{}, err
-		}
-		if changed.Key != key {
-			return Object{}, fmt.Errorf("tenure: update %s: %w: the changed object has the key %s", key, ErrInvalid, changed.Key)
-		}
-		written, err := store.PutIf(ctx, changed, IfVersion(version))
-		if !errors.Is(err, ErrConflict) {
-			return written, err
-		}
-		// Another writer was faster. The random pause keeps many callers from colliding again.
-		if !pace.Sleep(ctx, rand.N(time.Millisecond<<min(conflicts, 6))) {
-			return Object{}, fmt.Errorf("tenure: update %s: %w: %w", key, context.Cause(ctx), err)
-		}
-	}
 }
 
 func (o Object) row() objects.Row {
@@ -200,7 +155,7 @@ func (s *tables) PutIf(ctx context.Context, obj Object, cond WriteCondition) (Ob
 	}
 	r, err := s.all.Put(ctx, obj.row(), cond.c, s.fence)
 	if err != nil {
-		return Object{}, opError(ctx, "put", obj.Key, conflictError(obj.Key, err))
+		return Object{}, opError(ctx, "put", obj.Key, err)
 	}
 	return obj.written(r), nil
 }
@@ -220,7 +175,7 @@ func (s *tables) delete(ctx context.Context, key Key, cond WriteCondition, wake 
 		return opError(ctx, "delete", key, err)
 	}
 	if err := s.all.Delete(ctx, objects.ID(key), cond.c, s.fence, wake); err != nil {
-		return opError(ctx, "delete", key, conflictError(key, err))
+		return opError(ctx, "delete", key, err)
 	}
 	return nil
 }
@@ -280,15 +235,6 @@ func (s *tables) notItself(key Key) error {
 		return fmt.Errorf("%w: the lease's own object can't be written through its fence", ErrInvalid)
 	}
 	return nil
-}
-
-// conflictError makes the [*ConflictError] that users see.
-func conflictError(key Key, err error) error {
-	var conflict *objects.Conflict
-	if errors.As(err, &conflict) {
-		return &ConflictError{Key: key, Wanted: conflict.Wanted, Current: conflict.Current}
-	}
-	return err
 }
 
 // opError says which operation failed, on which key, and whether its context has ended: some

@@ -104,8 +104,7 @@
 // [PostgresStore.Fenced] and [SQLiteStore.Fenced] run a func in a transaction that commits
 // only if the term is still the lease's; [Fence] makes a [Store] whose writes are fenced in the
 // same way. Both work only in the database that stores the lease. Any other resource takes
-// [Term.Token] with each request and refuses a token below the greatest it has seen, as a [Gate]
-// does.
+// [Term.Token] with each request and refuses a token below the greatest it has seen.
 //
 // Stop all replicas before you restore the table from an older state, because that brings
 // back the record of an earlier term. If the database's clock is right, the tokens continue

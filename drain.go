@@ -241,18 +241,6 @@ func (d *Drain) Stop() {
 	d.tell()
 }
 
-// Active reports whether the replica is drained, or may be because its mark has not been read yet.
-func (d *Drain) Active() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	select {
-	case <-d.known:
-		return d.drained
-	default:
-		return true
-	}
-}
-
 // Drained is the mark of a replica that is drained.
 type Drained struct {
 	Replica string

@@ -174,9 +174,8 @@ func ExampleFence() {
 }
 
 // A resource in another database, which cannot see the lease, keeps the greatest fencing token
-// beside its data and admits no smaller one. This is a [tenure.Gate] in SQL that outlives the
-// process.
-func ExampleGate_sql() {
+// beside its data and admits no smaller one.
+func ExampleTerm_Token() {
 	resource, err := sql.Open("sqlite", ":memory:")
 	if err != nil {
 		fmt.Println(err)
@@ -210,17 +209,6 @@ func ExampleGate_sql() {
 	// token 102: 1 row
 	// token 101: 0 row
 	// token 102: 1 row
-}
-
-func ExampleGate() {
-	var gate tenure.Gate // beside the resource, under the same lock
-	fmt.Println(gate.Admit(101))
-	fmt.Println(gate.Admit(102))
-	fmt.Println(gate.Admit(101))
-	// Output:
-	// <nil>
-	// <nil>
-	// tenure: gate: lease lost: token 101 is below 102
 }
 
 // The same table keeps the service's own objects, changed by compare-and-swap.
@@ -405,23 +393,6 @@ func ExampleDo() {
 	// Output:
 	// migrating lease/migration
 	// done: <nil>
-}
-
-// An object is changed, however many other callers change it at the same time.
-func ExampleUpdate() {
-	ctx := context.Background()
-	store := storetest.NewMem() // or any other store
-	key := tenure.Key{Type: "sandbox", ID: "one"}
-	if _, err := store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("new")}, tenure.IfAbsent()); err != nil {
-		fmt.Println(err)
-		return
-	}
-	written, err := tenure.Update(ctx, store, key, func(obj tenure.Object) (tenure.Object, error) {
-		obj.Payload = append(obj.Payload, " and ready"...) // only decides; it may be called again
-		return obj, nil
-	})
-	fmt.Println(string(written.Payload), err)
-	// Output: new and ready <nil>
 }
 
 // A deployment of one replica needs no database: its coordinator always holds.

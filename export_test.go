@@ -19,3 +19,18 @@ func (s *PostgresStore) Grouped(ctx context.Context) context.Context {
 	s.table.ForceGroups()
 	return objects.WithLeaseCall(ctx)
 }
+
+// Active reports whether the replica is drained, or may be because its mark has not been read yet.
+func (d *Drain) Active() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	select {
+	case <-d.known:
+		return d.drained
+	default:
+		return true
+	}
+}
+
+// LostTerm returns the error of a lost term with this key.
+func LostTerm(key Key) error { return &lostError{key: key} }

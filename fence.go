@@ -7,7 +7,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/tenurelib/tenure/internal/objects"
@@ -55,7 +54,7 @@ func (t *Term) fencedOut(current *objects.Row, readErr error) error {
 		t.end(ErrLost)
 		return fmt.Errorf("%w (its record can't be read: %w)", ErrLost, readErr)
 	case current == nil:
-		return t.lostTo(&LostError{Key: t.key})
+		return t.lostTo(&lostError{key: t.key})
 	default:
 		return t.lostToRecord(objectOf(*current))
 	}
@@ -64,7 +63,7 @@ func (t *Term) fencedOut(current *objects.Row, readErr error) error {
 // lostToRecord ends a term, and returns an error with the record that stands in place of its own.
 func (t *Term) lostToRecord(now Object) error {
 	holding, _ := decodeHolding(now, 0) // one that can't be decoded is held by unknown
-	return t.lostTo(&LostError{Key: t.key, To: &holding})
+	return t.lostTo(&lostError{key: t.key, to: &holding})
 }
 
 // guardOf returns the guard, or the right for which the func runs that ctx comes from.
@@ -251,7 +250,7 @@ func (t *Term) refusedByStatement(ctx context.Context, store Store, refusal erro
 	case err == nil:
 		return t.lostToRecord(obj)
 	case errors.Is(err, ErrNotFound):
-		return t.lostTo(&LostError{Key: t.key})
+		return t.lostTo(&lostError{key: t.key})
 	}
 	t.end(ErrLost) // the holder is unknown
 	return refusal
@@ -283,35 +282,4 @@ func FenceError(err error) error {
 		return fmt.Errorf("%w: %w", ErrLost, err)
 	}
 	return err
-}
-
-// A Gate keeps former holders away from a resource outside the database. Call Admit under the
-// lock, or in the transaction, of the operation that it guards: a gate cannot stop a write that
-// passed it and is still under way.
-//
-// A gate is for the tokens of one lease, because tokens of different leases can't be compared.
-// The zero value is ready to use, and admits any token until it has seen one. A gate forgets
-// what it has seen when its process ends: a resource that outlives the process keeps the token
-// beside its data, as the example shows in SQL. A Gate is safe for concurrent use, and must not
-// be copied after its first use.
-type Gate struct {
-	highest atomic.Int64
-}
-
-// Admit returns nil for a fencing token that is not below the highest seen. For a lower one it
-// returns [ErrLost]: its term is over, because the gate has admitted a later one. A token that
-// is not positive is [ErrInvalid].
-func (g *Gate) Admit(token int64) error {
-	if token <= 0 {
-		return fmt.Errorf("tenure: gate: %w: token %d is not positive", ErrInvalid, token)
-	}
-	for {
-		highest := g.highest.Load()
-		if token < highest {
-			return fmt.Errorf("tenure: gate: %w: token %d is below %d", ErrLost, token, highest)
-		}
-		if g.highest.CompareAndSwap(highest, token) {
-			return nil
-		}
-	}
 }

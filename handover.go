@@ -140,9 +140,9 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 
 // releaseResult interprets the error of a release.
 func (l *Lease) releaseResult(ctx context.Context, term *Term, offerFor time.Duration, err error) error {
-	var lost *LostError
+	var lost *lostError
 	switch {
-	case errors.As(err, &lost) && term.hasOffered(lost.To): // the answer to an earlier try was lost
+	case errors.As(err, &lost) && term.hasOffered(lost.to): // the answer to an earlier try was lost
 		l.wake(ctx)
 		return nil
 	case err == nil || errors.Is(err, ErrLost):
@@ -154,7 +154,7 @@ func (l *Lease) releaseResult(ctx context.Context, term *Term, offerFor time.Dur
 	case term.deleteSent.Load(): // gone by a release whose answer was lost
 		return nil
 	default:
-		return &LostError{Key: l.cfg.Key}
+		return &lostError{key: l.cfg.Key}
 	}
 }
 

@@ -1,7 +1,6 @@
 package tenure
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,25 +15,6 @@ import (
 	"github.com/tenurelib/tenure/internal/pace"
 	"github.com/tenurelib/tenure/internal/report"
 )
-
-// JobPanic is what [Coordinator.Run] panics with after the job, the Logger or the Trace has
-// panicked and the lease is released.
-type JobPanic struct {
-	Value any    // what it panicked with
-	Stack []byte // of its goroutine
-
-	of string // what has panicked; empty: the job
-}
-
-func (p *JobPanic) Error() string {
-	return fmt.Sprintf("tenure: %s panicked: %v\n\n%s", cmp.Or(p.of, "job"), p.Value, p.Stack)
-}
-
-// Unwrap returns the panic's value if it is an error.
-func (p *JobPanic) Unwrap() error {
-	err, _ := p.Value.(error)
-	return err
-}
 
 // jobScope is what a job's func finds in its context, beside the term.
 type jobScope struct {
@@ -53,7 +33,7 @@ type runningJob struct {
 	results  chan *jobResult // has room for the results of all funcs, so that none waits
 	alone    bool            // the job has only one func
 	running  int
-	panicked *JobPanic
+	panicked *report.Panic
 }
 
 type jobResult struct {
@@ -62,7 +42,7 @@ type jobResult struct {
 	began    time.Time
 	err      error
 	text     string // of err
-	panicked *JobPanic
+	panicked *report.Panic
 	cause    error // why the term is over, if the func was not told to return
 }
 
@@ -86,7 +66,7 @@ func (j *runningJob) start(name string, run func(context.Context) error) {
 		result := &jobResult{name: name, alone: j.alone, began: time.Now(), err: report.ErrGoexit}
 		defer func() {
 			if v := recover(); v != nil {
-				result.panicked = &JobPanic{Value: v, Stack: debug.Stack()}
+				result.panicked = &report.Panic{Value: v, Stack: debug.Stack()}
 			}
 			// Here, because the caller's Error method may block, too.
 			result.text, result.cause = logtext.Text(result.err), result.why()
@@ -137,32 +117,6 @@ func (r *jobResult) why() error {
 	}
 }
 
-// AtMost returns a func that calls run with a context that ends after the limit at the latest. A
-// run that reaches the limit fails with [context.DeadlineExceeded], whatever it returns. AtMost
-// panics if the limit is not positive or run is nil.
-//
-//	Reconcile: tenure.Every(10*time.Second, tenure.AtMost(time.Minute, sweep))
-//
-// A run that ignores its context keeps running: [Every] logs that, and [Status] shows it.
-func AtMost(limit time.Duration, run func(context.Context) error) func(context.Context) error {
-	mustLast("AtMost", "limit", limit)
-	if run == nil {
-		panic("tenure: AtMost: run is nil")
-	}
-	return func(ctx context.Context) error {
-		limited, cancel := context.WithTimeout(ctx, limit)
-		defer cancel()
-		err := run(limited)
-		switch {
-		case limited.Err() == nil || ctx.Err() != nil:
-			return err
-		case err == nil || errors.Is(err, context.DeadlineExceeded):
-			return fmt.Errorf("not done within %v: %w", limit, context.DeadlineExceeded)
-		}
-		return fmt.Errorf("not done within %v: %w: %w", limit, context.DeadlineExceeded, err)
-	}
-}
-
 // mustLast panics if a func of this package is called with a duration that is not positive, or lacks its unit.
 func mustLast(function, name string, d time.Duration) {
 	if d == 0 {
@@ -177,7 +131,7 @@ func mustLast(function, name string, d time.Duration) {
 // returned, until its context is done. It logs a sweep's error and continues; while the error
 // stays the same, it logs it once every ten minutes. A sweep that has lasted for more than
 // three intervals, and for more than a minute, is logged as well, and again every ten minutes
-// until it returns; [AtMost] limits a sweep. A panic ends the job. Every itself panics if the
+// until it returns. A panic ends the job. Every itself panics if the
 // interval is not positive or sweep is nil.
 //
 // Each term begins with a sweep, so even with an interval of a day there is a sweep at each

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -243,13 +242,13 @@ func TestTheStatusTellsHowTheSweepsOfEveryEnd(t *testing.T) {
 		require.Equal(t, tenure.RunStats{Name: "reconcile", Running: 1, Started: 1, RunningSince: began, LastStart: began}, a.only(t))
 		time.Sleep(25 * time.Second)
 		got := a.only(t)
-		require.True(t, got.Failing())
+		require.True(t, testkit.IsFailing(got))
 		require.Equal(t, tenure.RunStats{Name: "reconcile", Started: 3, Failed: 3, LastError: "no such table",
 			LastStart: began.Add(20 * time.Second), LastFailure: began.Add(21 * time.Second)}, got)
 		ok.Store(true)
 		time.Sleep(10 * time.Second)
 		got = a.only(t)
-		require.False(t, got.Failing())
+		require.False(t, testkit.IsFailing(got))
 		require.Equal(t, tenure.RunStats{Name: "reconcile", Started: 4, Failed: 3, Succeeded: 1, LastError: "no such table",
 			LastStart: began.Add(30 * time.Second), LastFailure: began.Add(21 * time.Second), LastSuccess: began.Add(31 * time.Second)}, got)
 	})
@@ -454,50 +453,13 @@ func TestASweepThatIsGoneIsNotLogged(t *testing.T) {
 	})
 }
 
-func TestARunThatReachesItsLimitHasFailed(t *testing.T) {
-	refused := errors.New("refused")
-	for name, test := range map[string]struct {
-		run    func(context.Context) error
-		failed bool
-		is     error
-		text   string
-	}{
-		"one that is done in time":        {lasting(59 * time.Second), false, nil, ""},
-		"one that returns its own error":  {func(context.Context) error { return refused }, true, refused, "refused"},
-		"one that returns its context's":  {testkit.UntilDone, true, context.DeadlineExceeded, "not done within 1m0s: context deadline exceeded"},
-		"one that returns nil after that": {func(ctx context.Context) error { <-ctx.Done(); return nil }, true, context.DeadlineExceeded, "not done within 1m0s: context deadline exceeded"},
-		"one that returns another error after that": {func(ctx context.Context) error { <-ctx.Done(); return refused }, true, refused,
-			"not done within 1m0s: context deadline exceeded: refused"},
-	} {
-		inBubble(t, func(t *scene) {
-			var got error
-			a := t.start("a", tenure.CoordinatorConfig{Reconcile: tenure.Every(time.Second, func(ctx context.Context) error {
-				got = tenure.AtMost(time.Minute, test.run)(ctx)
-				return got
-			})})
-			time.Sleep(60*time.Second + time.Millisecond)
-			stats := a.only(t)
-			require.Equal(t, test.failed, stats.Failing(), name)
-			require.Equal(t, test.text, stats.LastError, name)
-			require.ErrorIs(t, got, test.is, name)
-			require.Equal(t, tenure.RoleHolder, a.Status().Role, name)
-			a.stop()
-			require.Equal(t, stats.Failed, a.only(t).Failed, "%s: the end of its term interrupts a run", name)
-		})
-	}
-	require.Panics(t, func() { tenure.AtMost(0, testkit.Succeeds) })
-	require.Panics(t, func() { tenure.AtMost(time.Second, nil) })
-}
-
-// A gate that has seen a token of another lease refuses every write of a valid term.
+// A resource that has seen a token of another lease refuses every write of a valid term.
 func TestARunThatReturnsErrLostWhileItsTermStandsHasFailed(t *testing.T) {
 	inBubble(t, func(t *scene) {
-		var gate tenure.Gate
-		require.NoError(t, gate.Admit(math.MaxInt64))
-		a := t.start("a", tenure.CoordinatorConfig{Reconcile: tenure.Every(time.Hour, func(ctx context.Context) error {
-			return gate.Admit(tenure.TermFromContext(ctx).Token())
+		a := t.start("a", tenure.CoordinatorConfig{Reconcile: tenure.Every(time.Hour, func(context.Context) error {
+			return fmt.Errorf("%w: the resource has seen a greater token", tenure.ErrLost)
 		})})
-		require.True(t, a.only(t).Failing())
+		require.True(t, testkit.IsFailing(a.only(t)))
 		require.Equal(t, 1, a.only(t).Failed)
 	})
 }
@@ -559,7 +521,7 @@ func TestRunsOfDifferentNamesAreCountedApart(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		failing := map[string]bool{}
 		for _, runs := range a.Status().Runs {
-			failing[runs.Name] = runs.Failing()
+			failing[runs.Name] = testkit.IsFailing(runs)
 		}
 		require.Equal(t, map[string]bool{"watch": false, "reconcile": true}, failing)
 	})

@@ -431,7 +431,7 @@ func TestTheLeaseIsReleasedEvenIfTheChecksErrorSaysThatItIsLost(t *testing.T) {
 		var unfit atomic.Bool
 		t.start("a", tenure.CoordinatorConfig{Check: func(context.Context, tenure.Role) error {
 			if unfit.Load() {
-				return &tenure.LostError{Key: testkit.LeaseKey} // as from another lease, or from a mistaken fenced write
+				return tenure.LostTerm(testkit.LeaseKey) // as from another lease, or from a mistaken fenced write
 			}
 			return nil
 		}})
@@ -483,7 +483,7 @@ func TestNoConcurrentUpdateIsLost(t *testing.T) {
 		for range writers {
 			all.Go(func() {
 				for range each {
-					_, err := tenure.Update(t.Context(), store, counterKey, func(obj tenure.Object) (tenure.Object, error) {
+					err := testkit.Update(t.Context(), store, counterKey, func(obj tenure.Object) (tenure.Object, error) {
 						n, err := strconv.Atoi(string(obj.Payload))
 						obj.Payload = strconv.AppendInt(nil, int64(n+1), 10)
 						return obj, err
@@ -499,57 +499,5 @@ func TestNoConcurrentUpdateIsLost(t *testing.T) {
 		require.Equal(t, strconv.Itoa(writers*each), string(got.Payload))
 		require.Equal(t, "one", got.Name)
 		require.Equal(t, map[string]string{"a": "b"}, got.Labels)
-	})
-}
-
-func TestAnUpdateThatCannotSucceedEnds(t *testing.T) {
-	inBubbles(t, func(t *scene) {
-		same := func(obj tenure.Object) (tenure.Object, error) { return obj, nil }
-		_, err := tenure.Update(t.Context(), t.store, counterKey, same)
-		require.ErrorIs(t, err, tenure.ErrNotFound)
-		_, err = tenure.Update(t.Context(), nil, counterKey, same)
-		require.ErrorIs(t, err, tenure.ErrInvalid)
-		_, err = tenure.Update(t.Context(), t.store, counterKey, nil)
-		require.ErrorIs(t, err, tenure.ErrInvalid)
-
-		testkit.Put(t, t.store, tenure.Object{Key: counterKey, Payload: []byte("x")})
-		_, err = tenure.Update(t.Context(), t.store, counterKey, func(obj tenure.Object) (tenure.Object, error) {
-			obj.Key.ID = "2"
-			return obj, nil
-		})
-		require.ErrorIs(t, err, tenure.ErrInvalid)
-		refused := errors.New("not that one")
-		_, err = tenure.Update(t.Context(), t.store, counterKey, func(obj tenure.Object) (tenure.Object, error) { return obj, refused })
-		require.Equal(t, refused, err)
-
-		ctx, cancel := context.WithCancel(t.Context())
-		tries := 0
-		_, err = tenure.Update(ctx, t.store, counterKey, func(obj tenure.Object) (tenure.Object, error) {
-			if tries++; tries == 20 {
-				cancel()
-			}
-			testkit.Put(t, t.store, obj) // another writer is always faster
-			return obj, nil
-		})
-		require.ErrorIs(t, err, context.Canceled)
-		require.Equal(t, 20, tries)
-	})
-}
-
-func TestAnUpdateThroughAFencedStoreIsFenced(t *testing.T) {
-	inBubble(t, func(t *scene) {
-		testkit.Put(t, t.store, tenure.Object{Key: counterKey, Payload: []byte("x")})
-		fenced, err := tenure.Fence(t.store, testkit.MustAcquire(t, testkit.NewLease(t, t.store, tenure.LeaseConfig{})))
-		require.NoError(t, err)
-		touch := func(obj tenure.Object) (tenure.Object, error) {
-			obj.Payload = append(obj.Payload, '+')
-			return obj, nil
-		}
-		_, err = tenure.Update(t.Context(), fenced, counterKey, touch)
-		require.NoError(t, err)
-		testkit.RemoveRecord(t, t.store)
-		_, err = tenure.Update(t.Context(), fenced, counterKey, touch)
-		require.ErrorIs(t, err, tenure.ErrLost)
-		require.Equal(t, "x+", string(testkit.Get(t, t.store, counterKey).Payload))
 	})
 }

@@ -291,17 +291,17 @@ func (l *Lease) reread(ctx context.Context, term *Term) error {
 		term.at.noteLost(r.Version, r.on)
 		return nil
 	case missing && !term.deleteSent.Load():
-		return term.lostTo(&LostError{Key: l.cfg.Key})
+		return term.lostTo(&lostError{key: l.cfg.Key})
 	case missing:
 		return err
 	case !bytes.Equal(r.Payload, term.payload):
-		return term.lostTo(&LostError{Key: l.cfg.Key, To: &r.holding})
+		return term.lostTo(&lostError{key: l.cfg.Key, to: &r.holding})
 	case !l.recognises(term, known, r):
 		why := "is renewed by a copy of this process"
 		if r.stored.Resumed() {
 			why = "was resumed elsewhere"
 		}
-		return term.lostTo(&LostError{Key: l.cfg.Key, To: &r.holding, why: why})
+		return term.lostTo(&lostError{key: l.cfg.Key, to: &r.holding, why: why})
 	}
 	term.at.seenIn(r.on)
 	return nil

@@ -408,7 +408,8 @@ func TestATermEndsWhenACopyOfItsProcessRenewsIt(t *testing.T) {
 				}
 				renewAsCopy(t, t.store)
 				err := test.call(lease, ctx, term)
-				testkit.WantLost(t, err, term, "a")
+				require.ErrorIs(t, err, tenure.ErrLost)
+				require.False(t, term.Valid())
 				require.ErrorContains(t, err, "copy")
 				got, err := lease.Read(ctx)
 				require.NoError(t, err)

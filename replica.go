@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -28,36 +27,14 @@ func ReplicaID() string {
 }
 
 // Role is what a replica does with regard to a lease.
-type Role uint8
+type Role string
 
 const (
-	RoleStandby    Role = iota // it waits for the lease
-	RoleConfirming             // it has taken the lease over, and confirms that its predecessor is gone before the job begins
-	RoleHolder                 // it holds the lease, and its job runs
-	RoleStopping               // its job has been told to return; then the lease is released
+	RoleStandby    Role = "standby"    // it waits for the lease
+	RoleConfirming Role = "confirming" // it has taken the lease over, and confirms that its predecessor is gone before the job begins
+	RoleHolder     Role = "holder"     // it holds the lease, and its job runs
+	RoleStopping   Role = "stopping"   // its job has been told to return; then the lease is released
 )
-
-var roles = [...]string{RoleStandby: "standby", RoleConfirming: "confirming", RoleHolder: "holder", RoleStopping: "stopping"}
-
-func (r Role) String() string {
-	if int(r) < len(roles) {
-		return roles[r]
-	}
-	return fmt.Sprintf("role %d", uint8(r))
-}
-
-// MarshalText writes the role as a word, for JSON and logs.
-func (r Role) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
-
-// UnmarshalText reads what MarshalText writes.
-func (r *Role) UnmarshalText(text []byte) error {
-	role := slices.Index(roles[:], string(text))
-	if role < 0 {
-		return fmt.Errorf("tenure: %w: %q is not a role", ErrInvalid, text)
-	}
-	*r = Role(role)
-	return nil
-}
 
 // Holding is what a lease's record says: who holds the lease, and since when.
 type Holding struct {
@@ -173,24 +150,24 @@ func (e *HeldError) Error() string {
 // Is makes the error match [ErrHeld].
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
-// LostError is the error of a renewal, a release or a fenced write whose term is over. It
+// lostError is the error of a renewal, a release or a fenced write whose term is over. It
 // matches [ErrLost].
-type LostError struct {
-	Key Key
-	To  *Holding // what the record says now; nil: the record is gone
+type lostError struct {
+	key Key
+	to  *Holding // what the record says now; nil: the record is gone
 
 	why string // why the term is lost although To is the term itself
 }
 
-func (e *LostError) Error() string {
+func (e *lostError) Error() string {
 	switch {
-	case e.To == nil:
-		return fmt.Sprintf("%v: %s is gone", ErrLost, e.Key)
+	case e.to == nil:
+		return fmt.Sprintf("%v: %s is gone", ErrLost, e.key)
 	case e.why != "":
-		return fmt.Sprintf("%v: the term of %s %s", ErrLost, e.Key, e.why)
+		return fmt.Sprintf("%v: the term of %s %s", ErrLost, e.key, e.why)
 	}
-	return fmt.Sprintf("%v: %s is %s", ErrLost, e.Key, e.To.how())
+	return fmt.Sprintf("%v: %s is %s", ErrLost, e.key, e.to.how())
 }
 
 // Is makes the error match [ErrLost].
-func (e *LostError) Is(target error) bool { return target == ErrLost }
+func (e *lostError) Is(target error) bool { return target == ErrLost }

@@ -109,9 +109,6 @@ type RunStats struct {
 	LastError    string    `json:"last_error"`            // of the last run that failed
 }
 
-// Failing reports whether a run has failed and none has succeeded since.
-func (r RunStats) Failing() bool { return r.LastFailure.After(r.LastSuccess) }
-
 // JobRun is one run of a replica's job: see [RecordRun].
 type JobRun struct {
 	Name    string

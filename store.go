@@ -22,7 +22,7 @@ var (
 	// ErrExists means that the object to be created exists already.
 	ErrExists = objects.ErrExists
 
-	// ErrConflict means that the object is at another version. The error is a [*ConflictError].
+	// ErrConflict means that the object is at another version, which the error names.
 	ErrConflict = objects.ErrConflict
 
 	// ErrTaken means that the ID or the name belongs to another object. Retrying does not help.
@@ -40,23 +40,6 @@ var (
 	// good. No later call can succeed: the process has to be restarted.
 	ErrClosed = objects.ErrClosed
 )
-
-// ConflictError is the [ErrConflict] of a write whose condition named another version.
-type ConflictError struct {
-	Key     Key
-	Wanted  int64 // the version that the condition named
-	Current int64 // the version that the object has; 0: the object is gone
-}
-
-func (e *ConflictError) Error() string {
-	if e.Current == 0 {
-		return fmt.Sprintf("%v: wanted version %d of %s, which is gone", ErrConflict, e.Wanted, e.Key)
-	}
-	return fmt.Sprintf("%v: wanted version %d of %s, which is at %d", ErrConflict, e.Wanted, e.Key, e.Current)
-}
-
-// Is makes the error match [ErrConflict].
-func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
 
 // Key names one object. Neither part may be empty.
 type Key struct {
@@ -156,14 +139,14 @@ func (c WriteCondition) ValidateDelete() error {
 }
 
 // Check compares the condition with the current version of the object, which is 0 if there is no
-// object. It returns nil, [ErrExists] or a [*ConflictError]. It is for implementations of
+// object. It returns nil, [ErrExists] or an [ErrConflict] that names both versions. It is for implementations of
 // [Store] that can keep the object unchanged between the check and the write.
 func (c WriteCondition) Check(key Key, current int64) error {
 	switch {
 	case c.c.Kind == objects.IfAbsent && current != 0:
 		return ErrExists
 	case c.c.Kind == objects.IfVersion && current != c.c.Version:
-		return &ConflictError{Key: key, Wanted: c.c.Version, Current: current}
+		return &objects.Conflict{ID: objects.ID(key), Wanted: c.c.Version, Current: current}
 	}
 	return nil
 }

@@ -31,8 +31,9 @@ type PostgresConfig struct {
 	PollOnly bool
 
 	// ListenURL is where to listen, for a pool behind a transaction-mode pooler, which does
-	// not deliver notifications. Default: as the pool.
-	ListenURL string
+	// not deliver notifications. No log shows it, because it may contain a password. Default: as
+	// the pool.
+	ListenURL string `json:"-"`
 
 	// Lossless says that no failover of this database loses an acknowledged write, as on Aurora, on
 	// storage that is replicated synchronously, or where every commit waits for a standby. Replicas
@@ -46,9 +47,6 @@ type PostgresConfig struct {
 func (cfg PostgresConfig) String() string {
 	return fmt.Sprintf("{Schema:%q Table:%q PollOnly:%t}", cfg.Schema, cfg.Table, cfg.PollOnly)
 }
-
-// LogValue makes logs show the config as [PostgresConfig.String] does.
-func (cfg PostgresConfig) LogValue() slog.Value { return slog.StringValue(cfg.String()) }
 
 // PostgresStore is a [Store] in a PostgreSQL database, version 13 or later. All
 // times are those of the database's clock.

@@ -17,7 +17,7 @@ import (
 // The causes with which a term ends. The job finds them with [context.Cause].
 var (
 	// ErrLost means that a term is over because another replica has the lease, or because its
-	// record is gone. The error is a [*LostError] if the store was asked.
+	// record is gone.
 	ErrLost = objects.ErrLost
 
 	// ErrDeadline means that a term is over because it was not renewed in time, or that it
@@ -50,8 +50,8 @@ func isLoss(cause error) bool {
 // isLossOf reports whether an error means that this term is lost. A bare [ErrLost] may come from
 // another lease, or from a gate.
 func isLossOf(term *Term, err error) bool {
-	var lost *LostError
-	return errors.Is(err, ErrLost) && (!term.Valid() || errors.As(err, &lost) && lost.Key == term.key)
+	var lost *lostError
+	return errors.Is(err, ErrLost) && (!term.Valid() || errors.As(err, &lost) && lost.key == term.key)
 }
 
 // Term is one unbroken holding of a lease, from its acquire or steal until its release or
@@ -211,7 +211,7 @@ func (t *Term) Valid() bool {
 func (t *Term) end(cause error) { t.ended.CompareAndSwap(nil, &cause) }
 
 // lostTo ends the term, and returns why.
-func (t *Term) lostTo(lost *LostError) error {
+func (t *Term) lostTo(lost *lostError) error {
 	t.end(lost)
 	return lost
 }

@@ -277,14 +277,14 @@ func (m *monitor) renewalFailed(term *Term, err error) {
 func (m *monitor) termEnding(term *Term, cause error) {
 	var holder string
 	reason := logtext.Text(cause)
-	var lost *LostError
-	isLost := errors.As(cause, &lost) && lost.Key == term.key // the job may have ended by the loss of another lease
+	var lost *lostError
+	isLost := errors.As(cause, &lost) && lost.key == term.key // the job may have ended by the loss of another lease
 	m.update(func(s *state) {
 		if isLost {
 			s.holder, s.seen = "", nil
-			if lost.To != nil && !lost.To.isOffer() {
-				s.reads(lost.To)
-				s.ending = followedBy(lost.To)
+			if lost.to != nil && !lost.to.isOffer() {
+				s.reads(lost.to)
+				s.ending = followedBy(lost.to)
 			}
 		}
 		s.become(RoleStopping, reason)
@@ -368,10 +368,10 @@ func (m *monitor) notReleased(term *Term, cause, err error) {
 	var began bool
 	m.update(func(s *state) {
 		began = s.held == term
-		if lost := (*LostError)(nil); !errors.As(err, &lost) {
+		if lost := (*lostError)(nil); !errors.As(err, &lost) {
 			s.ending = "expired"
-		} else if lost.To != nil && !lost.To.isOffer() {
-			s.ending = followedBy(lost.To)
+		} else if lost.to != nil && !lost.to.isOffer() {
+			s.ending = followedBy(lost.to)
 		}
 	})
 	toldBefore := isLoss(cause)

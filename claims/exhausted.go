@@ -16,7 +16,7 @@ import (
 func guarded(fn func() error) error {
 	p, err := report.Call(fn)
 	if p != nil {
-		return &tenure.JobPanic{Value: p.Value, Stack: p.Stack}
+		return p
 	}
 	return err
 }

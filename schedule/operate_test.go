@@ -102,7 +102,7 @@ func TestAScheduleThatCannotUseTheStoreIsFailing(t *testing.T) {
 		go func() { done <- c.Run(ctx) }()
 		failing := func() (names []string) {
 			for _, run := range c.Status().Runs {
-				if run.Failing() {
+				if testkit.IsFailing(run) {
 					names = append(names, run.Name+": "+run.LastError)
 				}
 			}
@@ -224,7 +224,7 @@ func TestAFailoverLaterDoesNotUndoWhatAnOperatorHasChanged(t *testing.T) {
 		}
 		hold(t, store, schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do, Retry: 10 * time.Minute})
 		time.Sleep(61 * time.Minute)
-		_, err := tenure.Update(t.Context(), mem, key, func(obj tenure.Object) (tenure.Object, error) {
+		err := testkit.Update(t.Context(), mem, key, func(obj tenure.Object) (tenure.Object, error) {
 			obj.Payload = bytes.Replace(obj.Payload, []byte(`"done":"2000-01-01T01:00`), []byte(`"done":"2000-01-01T00:30`), 1)
 			return obj, nil
 		})

@@ -146,7 +146,7 @@ func All(schedules ...*Schedule) func(context.Context) error {
 				e := end{err: report.ErrGoexit}
 				defer func() {
 					if v := recover(); v != nil {
-						e.panic = &tenure.JobPanic{Value: v, Stack: debug.Stack()}
+						e.panic = &report.Panic{Value: v, Stack: debug.Stack()}
 					}
 					ended <- e
 				}()

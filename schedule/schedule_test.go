@@ -462,7 +462,7 @@ func TestTheStatusOfTheCoordinatorTellsHowTheSlotsEnd(t *testing.T) {
 		got := runs[0]
 		require.Equal(t, []any{"schedule/test", 3, 1, 2}, []any{got.Name, got.Started, got.Succeeded, got.Failed})
 		require.Contains(t, got.LastError, "was not committed")
-		require.False(t, got.Failing())
+		require.False(t, testkit.IsFailing(got))
 	})
 }
 

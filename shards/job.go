@@ -109,7 +109,7 @@ func (m *Member) call(ctx context.Context, s *shard, pause *pace.Doubling) bool 
 func (m *Member) work(ctx context.Context, id string) error {
 	p, err := report.Call(func() error { return logtext.Sound(m.cfg.Work(ctx, id)) })
 	if p != nil {
-		panic(&tenure.JobPanic{Value: p.Value, Stack: p.Stack})
+		panic(p)
 	}
 	return err
 }

@@ -37,8 +37,8 @@ type Config struct {
 	// its session was lost. [ClaimFromContext] returns the claim, which can fence writes.
 	//
 	// If Work returns before ctx is done, with or without an error, or ends by [runtime.Goexit], it is called
-	// again, after a pause that grows from 100 ms to 30 s. If it panics, the process panics with a
-	// [*tenure.JobPanic] once the shard is free. Work may run for many shards at the same time.
+	// again, after a pause that grows from 100 ms to 30 s. If it panics, the process panics, as by
+	// [tenure.Coordinator.Run], once the shard is free. Work may run for many shards at the same time.
 	Work func(ctx context.Context, id string) error
 
 	// Settle is how long a process has to be present before shards move to it. Processes that start

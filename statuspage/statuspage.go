@@ -117,13 +117,16 @@ func wantsPage(accept []string) bool {
 	return page > data
 }
 
-var leasesPage = newPage("leases.html", template.FuncMap{"state": leaseState, "worstFirst": worstFirst(leaseState)})
+// isFailing reports whether a run has failed and none has succeeded since.
+func isFailing(r tenure.RunStats) bool { return r.LastFailure.After(r.LastSuccess) }
+
+var leasesPage = newPage("leases.html", template.FuncMap{"state": leaseState, "failing": isFailing, "worstFirst": worstFirst(leaseState)})
 
 func leaseState(s tenure.Status) state {
 	switch {
 	case s.Stuck:
 		return state{"stuck", bad}
-	case s.Role == tenure.RoleHolder && slices.ContainsFunc(s.Runs, tenure.RunStats.Failing): // another holder's may succeed
+	case s.Role == tenure.RoleHolder && slices.ContainsFunc(s.Runs, isFailing): // another holder's may succeed
 		return state{"job fails", bad}
 	case s.Role == tenure.RoleHolder && slices.ContainsFunc(s.Runs, func(r tenure.RunStats) bool { return r.Overdue }):
 		return state{"job hangs", bad}
@@ -136,7 +139,7 @@ func leaseState(s tenure.Status) state {
 	case s.Holder == "":
 		return state{"free", wait}
 	case s.Role == tenure.RoleConfirming || s.Role == tenure.RoleStopping:
-		return state{s.Role.String(), wait}
+		return state{string(s.Role), wait}
 	}
 	return state{"held", good}
 }

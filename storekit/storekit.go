@@ -80,16 +80,21 @@ func CheckFenced(term *tenure.Term, key tenure.Key) error {
 	return nil
 }
 
-// LostTo returns the [tenure.LostError] of a write whose term is over. It reads the present holder
-// from the store.
+// LostTo ends a term whose record is no longer the lease's, and returns the [tenure.ErrLost] of the write that has
+// found out. It reads the present holder from the store.
 func LostTo(ctx context.Context, store tenure.Store, term *tenure.Term) error {
-	lost := &tenure.LostError{Key: term.Key()}
-	if lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: lost.Key}); err == nil {
-		if to, err := lease.Read(ctx); err == nil {
-			lost.To = &to
-		}
+	fence, err := term.Fence()
+	if err != nil {
+		return err
 	}
-	return lost
+	obj, err := store.Get(ctx, term.Key())
+	switch {
+	case errors.Is(err, tenure.ErrNotFound):
+		return fence.Refused(nil, nil)
+	case err != nil:
+		return fence.Refused(nil, err)
+	}
+	return fence.Refused(&objects.Row{ID: objects.ID(obj.Key), Labels: []byte(objects.EncodeLabels(obj.Labels)), Payload: obj.Payload, Version: obj.Version, Age: obj.Age}, nil)
 }
 
 // WithLimit adds a deadline to a context that has none. Otherwise a request could wait forever for

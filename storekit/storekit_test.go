@@ -109,12 +109,12 @@ func TestALostTermIsReportedWithItsSuccessor(t *testing.T) {
 	obj, err := store.Get(t.Context(), first.Key())
 	require.NoError(t, err)
 	require.NoError(t, store.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)))
-	var lost *tenure.LostError
-	require.ErrorAs(t, storekit.LostTo(t.Context(), store, first), &lost)
-	require.Nil(t, lost.To)
 	acquire(t, store, "second")
-	require.ErrorAs(t, storekit.LostTo(t.Context(), store, first), &lost)
-	require.Equal(t, "second", lost.To.Holder)
+	lost := storekit.LostTo(t.Context(), store, first)
+	require.ErrorIs(t, lost, tenure.ErrLost)
+	require.ErrorContains(t, lost, "is held by second")
+	require.False(t, first.Valid())
+	require.ErrorIs(t, storekit.LostTo(t.Context(), store, first), tenure.ErrLost)
 }
 
 func acquire(t *testing.T, store tenure.Store, holder string) *tenure.Term {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // widget returns the key of an object of the type that most rules use.
@@ -104,7 +105,7 @@ func kind(err error) string {
 }
 
 // wantError fails the test if err is not of the wanted kind or is of another kind as
-// well; if a [*tenure.ConflictError] is wanted, err must also be equal to it.
+// well; if an [*objects.Conflict] is wanted, err must also be equal to it.
 func wantError(t *testing.T, call string, err, want error) {
 	t.Helper()
 	if err == nil {
@@ -115,14 +116,14 @@ func wantError(t *testing.T, call string, err, want error) {
 		t.Errorf("%s: got error %q, by errors.Is %s; want %s", call, err, kind(err), kind(want))
 		return
 	}
-	var got, conflict *tenure.ConflictError
+	var got, conflict *objects.Conflict
 	if !errors.As(want, &conflict) {
 		return
 	}
 	if !errors.As(err, &got) {
-		t.Errorf("%s: got error %q, which has no *tenure.ConflictError; want %+v", call, err, *conflict)
+		t.Errorf("%s: got error %q, which has no *objects.Conflict: use WriteCondition.Check; want %+v", call, err, *conflict)
 	} else if *got != *conflict {
-		t.Errorf("%s: got *tenure.ConflictError %+v, want %+v", call, *got, *conflict)
+		t.Errorf("%s: got *objects.Conflict %+v, want %+v", call, *got, *conflict)
 	}
 }
 

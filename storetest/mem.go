@@ -236,7 +236,7 @@ func (m *Mem) checkTerm() error {
 	case err != nil:
 		return err
 	case !bytes.Equal(m.objects[m.term.Key()].Payload, m.term.Record()):
-		return &tenure.LostError{Key: m.term.Key()}
+		return fence.Refused(nil, nil)
 	case fence.Server() != "" && fence.Server() != m.lineage.server:
 		return tenure.ErrMoved
 	}

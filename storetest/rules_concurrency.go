@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 const (
@@ -49,7 +50,7 @@ func oneOfAVersionSucceeds(t *testing.T, store *watched) {
 			}
 		})
 		won := winner(t, errs[:])
-		conflict := &tenure.ConflictError{Key: base.Key, Wanted: base.Version, Current: answers[won].Version}
+		conflict := &objects.Conflict{ID: objects.ID(base.Key), Wanted: base.Version, Current: answers[won].Version}
 		for i, err := range errs {
 			switch {
 			case i == won:
@@ -118,7 +119,7 @@ func versionsRiseUnderConcurrency(t *testing.T, store *watched) {
 			case 5:
 				obj, err = tenure.Object{}, store.DeleteIf(t.Context(), key, tenure.IfVersion(known))
 			}
-			var conflict *tenure.ConflictError
+			var conflict *objects.Conflict
 			switch {
 			case err == nil:
 				last[key] = obj.Version

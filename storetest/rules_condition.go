@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 func mustCreateOverwritesNothing(t *testing.T, store *watched) {
@@ -22,7 +23,7 @@ func matchVersionWritesAtThatVersion(t *testing.T, store *watched) {
 
 	for _, version := range []int64{first.Version, second.Version + 1} {
 		putFails(t, store, numbered("a", 3), tenure.IfVersion(version),
-			&tenure.ConflictError{Key: first.Key, Wanted: version, Current: second.Version})
+			&objects.Conflict{ID: objects.ID(first.Key), Wanted: version, Current: second.Version})
 		same(t, "after a failed IfVersion,", get(t, store, first.Key), second)
 	}
 	put(t, store, numbered("a", 3), tenure.IfVersion(second.Version))
@@ -30,13 +31,13 @@ func matchVersionWritesAtThatVersion(t *testing.T, store *watched) {
 
 func matchVersionCreatesNothing(t *testing.T, store *watched) {
 	putFails(t, store, numbered("never", 1), tenure.IfVersion(7),
-		&tenure.ConflictError{Key: widget("never"), Wanted: 7, Current: 0})
+		&objects.Conflict{ID: objects.ID(widget("never")), Wanted: 7, Current: 0})
 	getFails(t, store, widget("never"), tenure.ErrNotFound)
 
 	gone := put(t, store, numbered("gone", 1), tenure.IfAbsent())
 	remove(t, store, gone)
 	putFails(t, store, numbered("gone", 2), tenure.IfVersion(gone.Version),
-		&tenure.ConflictError{Key: gone.Key, Wanted: gone.Version, Current: 0})
+		&objects.Conflict{ID: objects.ID(gone.Key), Wanted: gone.Version, Current: 0})
 	getFails(t, store, gone.Key, tenure.ErrNotFound)
 }
 
@@ -54,7 +55,7 @@ func deleteIfDeletesAtThatVersion(t *testing.T, store *watched) {
 	second := put(t, store, numbered("a", 2), tenure.IfVersion(first.Version))
 	for _, version := range []int64{first.Version, second.Version + 1} {
 		deleteFails(t, store, first.Key, version,
-			&tenure.ConflictError{Key: first.Key, Wanted: version, Current: second.Version})
+			&objects.Conflict{ID: objects.ID(first.Key), Wanted: version, Current: second.Version})
 		same(t, "after a failed DeleteIf,", get(t, store, first.Key), second)
 	}
 	for _, cond := range []tenure.WriteCondition{tenure.IfAbsent(), tenure.Unconditional(), {}} {
@@ -83,7 +84,7 @@ func staleVersionFails(t *testing.T, store *watched) {
 	remove(t, store, second)
 	life := put(t, store, numbered("a", 3), tenure.IfAbsent())
 	for _, old := range []tenure.Object{first, second} {
-		conflict := &tenure.ConflictError{Key: life.Key, Wanted: old.Version, Current: life.Version}
+		conflict := &objects.Conflict{ID: objects.ID(life.Key), Wanted: old.Version, Current: life.Version}
 		putFails(t, store, numbered("a", 4), tenure.IfVersion(old.Version), conflict)
 		deleteFails(t, store, life.Key, old.Version, conflict)
 		same(t, "after a stale write,", get(t, store, life.Key), life)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 const (
@@ -295,7 +296,7 @@ func deleteAndWakeIsDeleteIf(t *testing.T, store *watched) {
 			if version == 0 { // the first round has no previous version
 				continue
 			}
-			deleted(ctx, "at another version", obj.Key, version, &tenure.ConflictError{Key: obj.Key, Wanted: version, Current: obj.Version})
+			deleted(ctx, "at another version", obj.Key, version, &objects.Conflict{ID: objects.ID(obj.Key), Wanted: version, Current: obj.Version})
 		}
 		for _, version := range []int64{0, -1} {
 			deleted(ctx, fmt.Sprint("at version ", version), obj.Key, version, tenure.ErrInvalid)
@@ -342,7 +343,7 @@ func fencedDeletionWakes(t *testing.T, store *watched) {
 	obj := put(t, f, numbered("a", 1), tenure.IfAbsent())
 	version := obj.Version + 1
 	wantError(t, "DeleteAndWake at another version", f.DeleteAndWake(t.Context(), obj.Key, tenure.IfVersion(version)),
-		&tenure.ConflictError{Key: obj.Key, Wanted: version, Current: obj.Version})
+		&objects.Conflict{ID: objects.ID(obj.Key), Wanted: version, Current: obj.Version})
 	f.removeAndWake(t, obj)
 	getFails(t, store, obj.Key, tenure.ErrNotFound)
 

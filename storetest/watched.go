@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // watched passes calls on to a store and checks what must hold under any
@@ -90,7 +91,7 @@ func (w *watched) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.Writ
 
 // spends notes that a write has replaced or deleted the version that its condition names, on whichever server.
 func (w *watched) spends(op string, key tenure.Key, cond tenure.WriteCondition) {
-	var conflict *tenure.ConflictError
+	var conflict *objects.Conflict
 	if errors.As(cond.Check(key, -1), &conflict) && !w.first(w.spent, versionOf{key, conflict.Wanted}) {
 		w.fault("%s(%s, %s) succeeded, although that version had been replaced or deleted", op, key, cond)
 	}

@@ -188,7 +188,7 @@ func TestStatusShowsARunThatLastsForLong(t *testing.T) {
 		t.Errorf("at first the status is\n%s", got)
 	}
 	since := time.Now().Add(-12 * time.Minute)
-	_, err := tenure.Update(t.Context(), store, key, func(obj tenure.Object) (tenure.Object, error) {
+	err := testkit.Update(t.Context(), store, key, func(obj tenure.Object) (tenure.Object, error) {
 		obj.Labels = leaserecord.WithRunning(obj.Labels, s.view(t).Term, since)
 		return obj, nil
 	})

@@ -100,12 +100,16 @@ func (e *TooSlow) Unwrap() error { return e.Cause }
 // Conflict is the error of a write whose condition names a version that the object
 // does not have.
 type Conflict struct {
+	ID      ID
 	Wanted  int64
 	Current int64 // 0 if there is no object
 }
 
 func (e *Conflict) Error() string {
-	return fmt.Sprintf("%v: wanted version %d, at %d", ErrConflict, e.Wanted, e.Current)
+	if e.Current == 0 {
+		return fmt.Sprintf("%v: wanted version %d of %s, which is gone", ErrConflict, e.Wanted, e.ID)
+	}
+	return fmt.Sprintf("%v: wanted version %d of %s, which is at %d", ErrConflict, e.Wanted, e.ID, e.Current)
 }
 
 // Is makes the error match [ErrConflict].

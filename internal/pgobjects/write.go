@@ -50,7 +50,7 @@ func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond obj
 		if err != nil {
 			return r, err
 		}
-		return r, &objects.Conflict{Wanted: cond.Version, Current: current}
+		return r, &objects.Conflict{ID: obj.ID, Wanted: cond.Version, Current: current}
 	}
 	if objects.IsLeaseCall(ctx) {
 		if _, err := t.setups.which(ctx, (*setup).mayHold); err != nil {
@@ -79,7 +79,7 @@ func (t *Table) put(ctx context.Context, found *setup, obj objects.Row, cond obj
 	if cond.Kind == objects.IfAbsent {
 		return objects.Row{}, objects.ErrExists
 	}
-	return objects.Row{}, &objects.Conflict{}
+	return objects.Row{}, &objects.Conflict{ID: obj.ID}
 }
 
 // replace writes an object that exists, in one round trip, or returns
@@ -281,7 +281,7 @@ func (t *Table) remove(ctx context.Context, found *setup, id objects.ID, cond ob
 	case current == 0:
 		return pgx.ErrNoRows
 	default:
-		return &objects.Conflict{Wanted: cond.Version, Current: current}
+		return &objects.Conflict{ID: id, Wanted: cond.Version, Current: current}
 	}
 }
 

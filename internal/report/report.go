@@ -4,6 +4,7 @@
 package report
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -33,10 +34,21 @@ type Queue struct {
 	passOn  []*func(*Panic)
 }
 
-// Panic is a panic of one of the user's funcs.
+// Panic is a panic of one of the user's funcs, which the library passes on.
 type Panic struct {
+	Of    string // what has panicked; empty: the job
 	Value any
-	Stack []byte
+	Stack []byte // of its goroutine
+}
+
+func (p *Panic) Error() string {
+	return fmt.Sprintf("tenure: %s panicked: %v\n\n%s", cmp.Or(p.Of, "job"), p.Value, p.Stack)
+}
+
+// Unwrap returns the panic's value if it is an error.
+func (p *Panic) Unwrap() error {
+	err, _ := p.Value.(error)
+	return err
 }
 
 // Logger returns a logger whose records the queue passes to the handler of the given logger. It
@@ -79,7 +91,7 @@ func (q *Queue) run() {
 	returned := false
 	defer func() {
 		if v := recover(); v != nil {
-			q.panicked(&Panic{Value: v, Stack: debug.Stack()})
+			q.panicked(&Panic{Of: "the logger or the trace", Value: v, Stack: debug.Stack()})
 		}
 		if !returned { // also if the func has called runtime.Goexit
 			go q.run()

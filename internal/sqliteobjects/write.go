@@ -30,7 +30,7 @@ func (t *Table) Put(ctx context.Context, r objects.Row, cond objects.Condition, 
 		}
 		err := t.replace(ctx, tx, &r, cond.Version)
 		if errors.Is(err, sql.ErrNoRows) {
-			return &objects.Conflict{Wanted: cond.Version}
+			return &objects.Conflict{ID: r.ID, Wanted: cond.Version}
 		}
 		return err
 	})
@@ -159,7 +159,7 @@ func (t *Table) atVersion(ctx context.Context, tx *sql.Tx, id objects.ID, versio
 		return err
 	}
 	if current != version {
-		return &objects.Conflict{Wanted: version, Current: current}
+		return &objects.Conflict{ID: id, Wanted: version, Current: current}
 	}
 	return write(0)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // HistoryPairs is the number of leases of a [History]. Each guards an object.
@@ -197,7 +198,7 @@ func (r *recorder) note(key tenure.Key, sent time.Duration, call HistoryCall) {
 
 // VersionOf returns the version of a condition that is an [tenure.IfVersion], or 0.
 func VersionOf(cond tenure.WriteCondition) int64 {
-	var conflict *tenure.ConflictError
+	var conflict *objects.Conflict
 	if errors.As(cond.Check(tenure.Key{}, -1), &conflict) {
 		return conflict.Wanted
 	}

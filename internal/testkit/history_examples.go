@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // HistoryExample is a history of calls that were made one after another.
@@ -49,7 +50,7 @@ func HistoryExamples() map[string]HistoryExample {
 		"a write without an answer that happened":         {true, []HistoryCall{a, lost, read(7, "b")}},
 		"a write without an answer that did not happen":   {true, []HistoryCall{a, lost, read(1, "a")}},
 		"a write without an answer that happened and not": {false, []HistoryCall{a, lost, read(7, "b"), read(1, "a")}},
-		"a conflict of a write that happened":             {false, []HistoryCall{a, failed(b, &tenure.ConflictError{Wanted: 1, Current: 2}), read(2, "b")}},
+		"a conflict of a write that happened":             {false, []HistoryCall{a, failed(b, &objects.Conflict{Wanted: 1, Current: 2}), read(2, "b")}},
 
 		"a fenced write":                            {true, []HistoryCall{a, begun, fenced(3, wrote("replace", 1, 5, "b"))}},
 		"a stale write":                             {false, []HistoryCall{a, begun, next, fenced(3, wrote("replace", 1, 5, "b"))}},

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 // HistoryCall is one call of a store on a lease or the object that it guards, and its outcome.
@@ -86,7 +87,7 @@ func (o object) at(version int64) (object, bool) {
 
 // after returns the possible states of the key after a call.
 func (o object) after(c HistoryCall) []object {
-	var conflict *tenure.ConflictError
+	var conflict *objects.Conflict
 	switch {
 	case c.Unknown():
 		return append(o.written(c), o)

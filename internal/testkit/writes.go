@@ -1,6 +1,8 @@
 package testkit
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -132,7 +134,7 @@ func RunConcurrentUpdates[S FencingStore](t *testing.T, open func(i int) S) {
 	for _, store := range stores {
 		all.Go(func() {
 			for range writes {
-				_, err := tenure.Update(t.Context(), store, key, func(obj tenure.Object) (tenure.Object, error) {
+				err := Update(t.Context(), store, key, func(obj tenure.Object) (tenure.Object, error) {
 					var n int
 					fmt.Sscan(string(obj.Payload), &n)
 					obj.Payload = fmt.Append(nil, n+1)
@@ -149,3 +151,24 @@ func RunConcurrentUpdates[S FencingStore](t *testing.T, open func(i int) S) {
 	require.NoError(t, err)
 	require.Equal(t, fmt.Sprint(writers*writes), string(obj.Payload))
 }
+
+// Update changes an object, and starts again if another writer was faster.
+func Update(ctx context.Context, store tenure.Store, key tenure.Key, change func(tenure.Object) (tenure.Object, error)) error {
+	for {
+		obj, err := store.Get(ctx, key)
+		if err != nil {
+			return err
+		}
+		changed, err := change(obj)
+		if err != nil {
+			return err
+		}
+		_, err = store.PutIf(ctx, changed, tenure.IfVersion(obj.Version))
+		if !errors.Is(err, tenure.ErrConflict) {
+			return err
+		}
+	}
+}
+
+// IsFailing reports whether a run has failed and none has succeeded since.
+func IsFailing(r tenure.RunStats) bool { return r.LastFailure.After(r.LastSuccess) }

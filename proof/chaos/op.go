@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/testkit"
 )
 
@@ -61,7 +62,7 @@ func (o op) call() testkit.HistoryCall {
 	case notFound:
 		c.Err = tenure.ErrNotFound
 	case conflict:
-		c.Err = &tenure.ConflictError{Wanted: o.Version, Current: o.Now}
+		c.Err = &objects.Conflict{Wanted: o.Version, Current: o.Now}
 	case refused:
 		c.Err = tenure.ErrSetup
 	case unknown:
@@ -87,7 +88,7 @@ func (o *op) run(ctx context.Context, store tenure.Store) error {
 	case remove:
 		err = store.DeleteIf(ctx, obj.Key, tenure.IfVersion(o.Version))
 	}
-	var mismatch *tenure.ConflictError
+	var mismatch *objects.Conflict
 	switch {
 	case err == nil:
 		o.Outcome, o.Now = done, obj.Version

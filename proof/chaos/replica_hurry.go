@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/objects"
 )
 
 const hurriedTries = 300
@@ -58,7 +59,7 @@ func (r *replica) writeHurried(ctx context.Context) {
 				cond = tenure.IfVersion(version)
 			}
 			written, err := r.backend.store().PutIf(ctx, obj, cond)
-			var conflict *tenure.ConflictError
+			var conflict *objects.Conflict
 			switch {
 			case err == nil:
 				version = written.Version

@@ -34,6 +34,7 @@ const drainedProcess = "TENURE_TEST_DRAINED_PROCESS"
 // drainable is a process that takes a lease, shards, keys and rows, and can be drained.
 type drainable struct {
 	drain  *tenure.Drain
+	status func() tenure.Status
 	lease  *tenure.Lease
 	begun  atomic.Int64 // jobs and funcs
 	holds  atomic.Int64
@@ -64,6 +65,7 @@ func startDrainable(t *testing.T, store tenure.Database, name string) *drainable
 		d.led <- time.Now()
 		return work(ctx, 0)
 	}}))
+	d.status = coordinator.Status
 	session := testkit.Must(claims.NewSession(store, claims.SessionConfig{Holder: name, Drain: d.drain, Logger: testkit.Quiet}))
 	keys := testkit.Must(claims.NewKeys(session, "tenant"))
 	worker := testkit.Must(claims.NewWorker(session, testkit.Must(claims.NewQueue(store, drainedRows))))
@@ -105,7 +107,7 @@ func TestADrainedProcessGivesAllToAnother(t *testing.T) {
 			}
 		}()
 		for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
-			fmt.Println("holds", d.holds.Load(), "begun", d.begun.Load(), "drained", d.drain.Active())
+			fmt.Println("holds", d.holds.Load(), "begun", d.begun.Load(), "drained", d.status().StandsDown)
 		}
 		return
 	}

@@ -109,8 +109,7 @@ func TestAFencedTxWritesAllOrNothing(t *testing.T) {
 			held, err := lease.Read(ctx)
 			require.NoError(t, err)
 			require.NoError(t, store.DeleteIf(ctx, held.Key, tenure.IfVersion(held.Version)))
-			var lost *tenure.LostError
-			require.ErrorAs(t, tenure.FencedTx(ctx, store, term, db, nil, insert), &lost)
+			require.ErrorContains(t, tenure.FencedTx(ctx, store, term, db, nil, insert), "is gone")
 			require.False(t, term.Valid(), "the refused write ends the term")
 			require.ErrorIs(t, tenure.FencedTx(ctx, store, term, db, nil, func(*sql.Tx) error { panic("not called") }), tenure.ErrLost)
 			require.Equal(t, 1, countRows(t, db))

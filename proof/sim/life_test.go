@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/report"
 )
 
 // life is one process on a replica.
@@ -37,11 +38,11 @@ type life struct {
 func (l *life) run(ctx context.Context) {
 	defer func() {
 		defer close(l.ended)
-		var panicked *tenure.JobPanic
+		var panicked *report.Panic
 		switch v := recover().(type) {
 		case nil:
 			return
-		case *tenure.JobPanic:
+		case *report.Panic:
 			panicked = v
 		default:
 			panic(v)

@@ -370,10 +370,10 @@ func (s *Store) claim(ctx context.Context, key tenure.Key, before state, name st
 // subject when it begins and when it ends, and the server stores a fenced write only if the last
 // message of that subject is still the one whose sequence is the term's token. Fence does no I/O.
 // In a bucket it returns [errors.ErrUnsupported], because a write there can depend on one entry
-// only. Use the token and a [tenure.Gate] instead.
+// only. Use the token instead.
 func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
 	if s.cfg.Bucket != "" {
-		return nil, fmt.Errorf("natstenure: fence: %w: writes to a key-value bucket can't be fenced; use the term's token and a Gate", errors.ErrUnsupported)
+		return nil, fmt.Errorf("natstenure: fence: %w: writes to a key-value bucket can't be fenced; use the term's token", errors.ErrUnsupported)
 	}
 	term, err := storekit.FenceTerm(s.term, guard)
 	if err != nil {
