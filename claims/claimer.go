@@ -181,7 +181,7 @@ func (c *claimer) wait(ctx context.Context, ids func() []string) ([]Claim, error
 			return nil, context.Cause(ctx)
 		case errors.Is(err, ErrClosed), errors.Is(err, tenure.ErrSetup), errors.Is(err, tenure.ErrInvalid):
 			return nil, err
-		case errors.Is(err, ErrDrained):
+		case errors.Is(err, objects.ErrDrained):
 			if err := s.untilUndrained(ctx); err != nil {
 				return nil, err
 			}

@@ -2,18 +2,14 @@ package claims
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// ErrDrained reports that nothing is claimed because the replica is drained, see [SessionConfig.Drain].
-var ErrDrained = errors.New("the replica is drained")
-
 // errGivenBack is the cause with which a func's context ends when the replica is drained.
-var errGivenBack = fmt.Errorf("%w: %w", tenure.ErrResigned, ErrDrained)
+var errGivenBack = fmt.Errorf("%w: %w", tenure.ErrResigned, objects.ErrDrained)
 
 // setDrained drains the session, or lets it take part again. It is for [tenure.Drain.Follow].
 func (s *Session) setDrained(drained bool) (givenBack func(context.Context) error) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/internal/testkit"
 )
 
@@ -52,7 +53,7 @@ func TestADrainedReplicaGivesBackWhatItHasClaimed(t *testing.T) {
 		w.drain("a")
 		cause := <-causes
 		require.ErrorIs(w, cause, tenure.ErrResigned)
-		require.ErrorIs(w, cause, claims.ErrDrained)
+		require.ErrorIs(w, cause, objects.ErrDrained)
 		require.False(w, a.keys.Holds(idle))
 		require.Len(w, b.claim("worked", "idle", "detached"), 1, "a func runs for one, another process uses another")
 		began := time.Now()
@@ -64,7 +65,7 @@ func TestADrainedReplicaGivesBackWhatItHasClaimed(t *testing.T) {
 		drain.Stop()
 
 		_, err := a.keys.TryClaim(w.Context(), "free")
-		require.ErrorIs(w, err, claims.ErrDrained, "the mark stands")
+		require.ErrorIs(w, err, objects.ErrDrained, "the mark stands")
 		got := make(chan []claims.Claim, 1)
 		go func() {
 			c, _ := a.keys.Claim(context.Background(), "free")
@@ -123,7 +124,7 @@ func TestAFuncOfADrainedReplicaIsToldAsItBegins(t *testing.T) {
 		c := a.claimOne("one")
 		go func() { _ = drain.Start(context.Background()) }()
 		synctest.Wait()
-		require.ErrorIs(w, a.keys.Do(w.Context(), c, func(ctx context.Context) error { return context.Cause(ctx) }), claims.ErrDrained)
+		require.ErrorIs(w, a.keys.Do(w.Context(), c, func(ctx context.Context) error { return context.Cause(ctx) }), objects.ErrDrained)
 		synctest.Wait()
 		w.start("b").claimOne("one")
 	})

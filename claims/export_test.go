@@ -23,3 +23,26 @@ func (k *Keys) Compare() error { return k.kind.compareIn(k.kind.ledger.term.ctx,
 
 // LimitOf returns how many slots there are for this process.
 func LimitOf(s *Slots) int { return s.n }
+
+// Len returns how many claims the session holds.
+func (k *Keys) Len() int { return k.kind.size() }
+
+// Len returns how many claims the session holds.
+func (w *Worker) Len() int { return w.kind.size() }
+
+func (k *kind) size() int {
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	return k.ledger.size()
+}
+
+// Detach ends the session's own use of slots without freeing them.
+func (s *Slots) Detach(claims ...Claim) error { return s.keys.Detach(claims...) }
+
+// Running returns how many funcs run, for all kinds together.
+func (s Status) Running() (n int) {
+	for _, k := range s.Kinds {
+		n += k.Running
+	}
+	return n
+}

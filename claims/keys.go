@@ -24,40 +24,28 @@ type Keys struct {
 
 // NewKeys returns the keys of a kind. A session has at most one Keys for each kind. NewKeys does no I/O.
 func NewKeys(s *Session, kind string) (*Keys, error) {
-	all, err := NewKeysOf(s, kind)
-	if err != nil {
-		return nil, err
-	}
-	return all[0], nil
+	k, err := newKeys(s, kind)
+	return k, opError("new keys", err)
 }
 
-// NewKeysOf is [NewKeys] for several kinds that are used together. It returns the keys of all kinds, in the
-// given order, or of none.
-func NewKeysOf(s *Session, kinds ...string) ([]*Keys, error) {
-	all, err := newKeys(s, kinds)
-	return all, opError("new keys", err)
-}
-
-func newKeys(s *Session, names []string) (all []*Keys, err error) {
+func newKeys(s *Session, name string) (*Keys, error) {
 	if s == nil {
 		return nil, fmt.Errorf("%w: session is nil", tenure.ErrInvalid)
 	}
-	for _, name := range names {
-		if err := s.validKind(name); err != nil {
-			return nil, err
-		}
+	if err := s.validKind(name); err != nil {
+		return nil, err
 	}
-	kinds, err := newKinds(s, s.table, nil, names...)
-	for _, kind := range kinds {
-		all = append(all, &Keys{s, kind.name, kind, &claimer{
-			k: kind, poll: s.cfg.PollInterval,
-			send: func(ctx context.Context, l *ledger, free, gone, missing []string) ([]objects.Claim, error) {
-				return s.claims.Take(ctx, l.term.id, kind.name, free, gone, missing, s.limit)
-			},
-			keep: func(l *ledger, rows []objects.Claim, _ time.Time) ([]Claim, error) { return kind.keep(l, rows) },
-		}})
+	kind, err := newKind(s, s.table, nil, name)
+	if err != nil {
+		return nil, err
 	}
-	return all, err
+	return &Keys{s, name, kind, &claimer{
+		k: kind, poll: s.cfg.PollInterval,
+		send: func(ctx context.Context, l *ledger, free, gone, missing []string) ([]objects.Claim, error) {
+			return s.claims.Take(ctx, l.term.id, name, free, gone, missing, s.limit)
+		},
+		keep: func(l *ledger, rows []objects.Claim, _ time.Time) ([]Claim, error) { return kind.keep(l, rows) },
+	}}, nil
 }
 
 func (s *Session) validKind(name string) error {
@@ -132,7 +120,7 @@ func (k *Keys) Owners(ctx context.Context, ids ...string) (map[string]tenure.Hol
 //   - [tenure.ErrLost] or [tenure.ErrDeadline]: the session was lost, or the key's row no longer names it,
 //     as after a failover that has lost commits. Do returns this error too.
 //   - [tenure.ErrResigned]: [Keys.Release] or [Keys.RequestRelease] was called for the key, or the replica is
-//     drained. In the latter case the cause is also [ErrDrained].
+//     drained.
 //   - [tenure.ErrShutdown]: the session closes.
 //
 // If this session does not hold the claim, Do returns [tenure.ErrLost]. If a func already runs for the
@@ -150,9 +138,6 @@ func (k *Keys) Holds(c Claim) bool { return k.kind.holds(c) }
 // Keeps is like [Keys.Holds], for a func of [Keys.Do] that was told to return: it reports whether the func runs
 // and its claim still stands, even while the session closes. It does no I/O.
 func (k *Keys) Keeps(c Claim) bool { return k.kind.keeps(c) }
-
-// Len returns how many claims the session holds.
-func (k *Keys) Len() int { return k.kind.size() }
 
 // Release frees keys. If a func of [Keys.Do] runs for a key, Release tells it to return, with the cause
 // [tenure.ErrResigned], and waits until it has returned, even while the session closes. A func that releases

@@ -66,30 +66,22 @@ func (call *call) isFor(session string, token int64) bool {
 	return call != nil && call.of.term.id == session && call.token == token
 }
 
-// newKinds adds kinds of keys, or of the rows of a queue, to a session, or none of them.
-func newKinds(s *Session, table *ownerTable, queue *Queue, names ...string) (added []*kind, err error) {
-	defer func() { // without the lock, because it may wait for a moment
-		for _, k := range added {
-			hint := keyOf(k.name)
-			witnessed.TellWake(hint.Type, hint.ID) // so that callers in other processes need not wait until the session would have expired
-		}
-	}()
+// newKind adds a kind of keys, or the rows of a queue, to a session.
+func newKind(s *Session, table *ownerTable, queue *Queue, name string) (*kind, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	for i, name := range names {
-		if s.kinds[name] != nil || slices.Contains(names[:i], name) {
-			return nil, fmt.Errorf("%w: the session has keys of kind %q, or rows of that table, already", tenure.ErrInvalid, name)
-		}
+	if s.kinds[name] != nil {
+		s.mu.Unlock()
+		return nil, fmt.Errorf("%w: the session has keys of kind %q, or rows of that table, already", tenure.ErrInvalid, name)
 	}
-	for _, name := range names {
-		k := &kind{s: s, name: name, table: table, queue: queue, turn: make(chan struct{}, 1), running: make(map[string]*call), strays: make(map[string]bool)}
-		s.kinds[name] = k
-		if s.term != nil {
-			k.enter(s.term)
-		}
-		added = append(added, k)
+	k := &kind{s: s, name: name, table: table, queue: queue, turn: make(chan struct{}, 1), running: make(map[string]*call), strays: make(map[string]bool)}
+	s.kinds[name] = k
+	if s.term != nil {
+		k.enter(s.term)
 	}
-	return added, nil
+	s.mu.Unlock()
+	hint := keyOf(name)                    // without the lock, because it may wait for a moment
+	witnessed.TellWake(hint.Type, hint.ID) // so that callers in other processes need not wait until the session would have expired
+	return k, nil
 }
 
 // ofRows reports whether the claims are on rows of a table of the user.
@@ -140,7 +132,7 @@ func (k *kind) over(l *ledger) error {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	if k.s.drained {
-		return ErrDrained
+		return objects.ErrDrained
 	}
 	return k.s.over(l.term)
 }
@@ -300,13 +292,6 @@ func (k *kind) check(c Claim) error {
 		return fmt.Errorf("%w: it was released or detached", tenure.ErrLost)
 	}
 	return nil
-}
-
-// size returns the number of claims that the session holds.
-func (k *kind) size() int {
-	k.s.mu.Lock()
-	defer k.s.mu.Unlock()
-	return k.ledger.size()
 }
 
 // release frees keys, see [Keys.Release].

@@ -56,7 +56,7 @@ type SessionConfig struct {
 	PollInterval time.Duration
 
 	// Drain, if set, makes the session release what it holds while the replica is drained, and claim nothing.
-	// Funcs are told to return, with the causes [tenure.ErrResigned] and [ErrDrained]. Other claims are passed
+	// Funcs are told to return, with the cause [tenure.ErrResigned]. Other claims are passed
 	// to ReleaseRequested, or released if that is not set. Detached claims stay.
 	Drain *tenure.Drain
 }

@@ -113,7 +113,7 @@ func (j *judge) isTold(r *run, cause error) {
 	switch {
 	case errors.Is(cause, tenure.ErrResigned):
 		testkit.Count(&j.ends, "released")
-		if errors.Is(cause, claims.ErrDrained) { // perhaps before the judge is told of the drain, at the same moment
+		if errors.Is(cause, objects.ErrDrained) { // perhaps before the judge is told of the drain, at the same moment
 			testkit.Count(&j.judged, "funcs told by a drain")
 			if time.Since(l.h.drained) > l.h.ttl {
 				j.violated("cause", "%s's claim of %s ends by an unrequested drain", l.name, r.ID)

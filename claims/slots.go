@@ -55,11 +55,10 @@ func newSlots(s *Session, name string, n int) (*Slots, error) {
 	case n < 1 || n > mostSlots:
 		return nil, fmt.Errorf("%w: %d slots, of which there must be 1 to %d", tenure.ErrInvalid, n, mostSlots)
 	}
-	all, err := newKeys(s, []string{"slots/" + name})
+	keys, err := newKeys(s, "slots/"+name)
 	if err != nil {
 		return nil, err
 	}
-	keys := all[0]
 	slots := &Slots{keys: keys, turn: make(chan struct{}, 1), n: n}
 	slots.claimer = &claimer{
 		k: keys.kind, poll: s.cfg.PollInterval, one: true, keep: keys.claimer.keep,
@@ -147,9 +146,6 @@ func (s *Slots) RequestRelease(ctx context.Context, numbers ...int) error {
 	}
 	return s.keys.RequestRelease(ctx, ids...)
 }
-
-// Detach ends this session's own use of slots without freeing them, see [Keys.Detach].
-func (s *Slots) Detach(claims ...Claim) error { return s.keys.Detach(claims...) }
 
 // Holds reports whether this session holds the claim and may rely on it, see [tenure.Term.Valid]. It does
 // no I/O.

@@ -46,14 +46,6 @@ type KindStatus struct {
 	Running int    `json:"running"` // funcs of [Keys.Do], also those of lost sessions
 }
 
-// Running returns how many funcs run, for all kinds together.
-func (s Status) Running() (n int) {
-	for _, k := range s.Kinds {
-		n += k.Running
-	}
-	return n
-}
-
 type statusFields Status // without its methods
 
 type statusJSON struct {

@@ -160,7 +160,7 @@ func (w *Worker) takeAsLeader(ctx context.Context, l *line, t *takeCall) error {
 		case isRefused(err): // by the user's SQL, because of what a row contains now
 		case errors.Is(err, ErrClosed), errors.Is(err, tenure.ErrSetup), errors.Is(err, tenure.ErrInvalid):
 			return err
-		case errors.Is(err, ErrDrained):
+		case errors.Is(err, objects.ErrDrained):
 			if err := s.untilUndrained(ctx); err != nil {
 				return err
 			}

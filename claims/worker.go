@@ -83,11 +83,7 @@ func kindOf(s *Session, q *Queue) (*kind, error) {
 	s.mu.Unlock()
 	switch {
 	case k == nil || k.queue == nil:
-		kinds, err := newKinds(s, &ownerTable{q.table, q.rows.groups, s.limit, q.cfg.Requested != "", q.cfg.Table}, q, q.cfg.Table)
-		if err != nil {
-			return nil, err
-		}
-		return kinds[0], nil
+		return newKind(s, &ownerTable{q.table, q.rows.groups, s.limit, q.cfg.Requested != "", q.cfg.Table}, q, q.cfg.Table)
 	case slices.ContainsFunc(q.allWorkers(), func(w *Worker) bool { return w.s == s }):
 		return nil, fmt.Errorf("%w: the session has a worker of this queue", tenure.ErrInvalid)
 	case k.queue.cfg.statements().Freed() != q.cfg.statements().Freed():
@@ -152,9 +148,6 @@ func (w *Worker) Detach(claims ...Claim) error { return w.kind.detach(claims) }
 // Holds reports whether this session holds the claim and may rely on it, see [tenure.Term.Valid]. It
 // does no I/O.
 func (w *Worker) Holds(c Claim) bool { return w.kind.holds(c) }
-
-// Len returns how many claims the session holds.
-func (w *Worker) Len() int { return w.kind.size() }
 
 // errUnfinished is the reason why a row is released although its func has returned nil.
 var errUnfinished = errors.New("the func returned nil, but did not end its claim, and QueueConfig.Done is not set")

@@ -240,7 +240,7 @@ func (rt *Route) findOwners(ids []string) (free []string, found bool) {
 		e := rt.entry(id)
 		holding, owned := owners[id]
 		to := rt.owner(holding)
-		at, noAddress := address(holding.Labels[rt.cfg.Label])
+		at, noAddress := address(holding.Labels[addressLabel])
 		if owned || err == nil { // otherwise the owner's record may be unreadable
 			e.owner = nil
 		}
@@ -253,10 +253,10 @@ func (rt *Route) findOwners(ids []string) (free []string, found bool) {
 			e.token, found = e.call.token, true
 			e.news()
 		case noAddress != nil:
-			rt.log.Log(rt.cfg.Logger, slog.LevelWarn, "route: the owner of a key has no label with its address", noAddress, "holder", holding.Holder, "label", rt.cfg.Label)
+			rt.log.Log(rt.cfg.Logger, slog.LevelWarn, "route: the owner of a key has no label with its address", noAddress, "holder", holding.Holder, "label", addressLabel)
 		case at.Host == rt.own.Host: // this process never dials itself: Serve wakes the waiting requests
 			if rt.isTwin(e, holding) {
-				rt.log.Log(rt.cfg.Logger, slog.LevelWarn, "route: the owner of a key has the same address as this process, so no request reaches it: give each process a label of its own", errTwin, "holder", holding.Holder, "label", rt.cfg.Label)
+				rt.log.Log(rt.cfg.Logger, slog.LevelWarn, "route: the owner of a key has the same address as this process, so no request reaches it: give each process a label of its own", errTwin, "holder", holding.Holder, "label", addressLabel)
 			}
 		case e.failed != to || !time.Now().Before(e.askAfter):
 			found = found || e.failed != to

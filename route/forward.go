@@ -200,7 +200,7 @@ func (o *outgoing) send(ctx context.Context, to *owner) (done bool) {
 	})))
 	switch {
 	case a.err == nil:
-		o.told.Outcome, o.told.Token = answered, a.token
+		o.told.Outcome = answered
 		return true
 	case a.begun: // the client has gone, or its connection can't be upgraded
 		o.fail(http.StatusBadGateway, errGone)

@@ -41,10 +41,14 @@ const (
 	tokenHeader = "Tenure-Token"   // in a handler's answer
 	fateHeader  = "Tenure-Request" // in any other answer: refused or unknown
 
+	// addressLabel is the label of the lease or session that has this process's address.
+	addressLabel = "address"
+
 	answered, refused, unknown = "answered", "refused", "unknown" // outcomes
 )
 
-// Config configures a [Route]. The zero value is ready to use.
+// Config configures a [Route]. The zero value is ready to use. The lease or session must have this process's address in
+// its label "address": host:port, or a URL with the scheme http, https or h2c (HTTP/2 without TLS).
 type Config struct {
 	// Run, for [Keys], starts the owner of a key. If a request arrives for a key that no process owns, this process claims
 	// the key and calls Run in a func of [claims.Keys.Do]. Run calls serve, which is [Route.Serve], as soon as it can answer
@@ -55,10 +59,6 @@ type Config struct {
 
 	// Idle, for [Keys], is how long Serve waits for another request before it returns. 0 means forever.
 	Idle time.Duration
-
-	// Label is the label of the lease or session that has this process's address: host:port, or a URL with the scheme
-	// http, https or h2c (HTTP/2 without TLS). Default "address".
-	Label string
 
 	// MaxWait limits how long a request waits until it is answered here or sent to its owner, and how long a client may
 	// take to send a body of at most MaxReplay bytes. Default 10s.
@@ -223,12 +223,12 @@ func newRoute(cfg Config, claiming bool, labels map[string]string, logger *slog.
 	problems.Duration("DrainFor", cfg.DrainFor)
 	problems.If(min(cfg.MaxReplay, int64(cfg.MaxWaiting)) < 0, "MaxReplay or MaxWaiting is negative: leave it unset for the default")
 	problems.If(!claiming && (cfg.Run != nil || cfg.Idle != 0), "Run and Idle are for keys: leave them unset")
-	cfg.Label, cfg.MaxWait, cfg.MaxReplay = cmp.Or(cfg.Label, "address"), cmp.Or(cfg.MaxWait, 10*time.Second), cmp.Or(cfg.MaxReplay, 64<<10)
+	cfg.MaxWait, cfg.MaxReplay = cmp.Or(cfg.MaxWait, 10*time.Second), cmp.Or(cfg.MaxReplay, 64<<10)
 	cfg.MaxWaiting, cfg.MaxStall = cmp.Or(cfg.MaxWaiting, 10_000), cmp.Or(cfg.MaxStall, time.Minute)
 	cfg.DrainFor = cmp.Or(cfg.DrainFor, max(time.Millisecond, min(stop/2, 5*time.Second)))
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, logger))
-	own, err := address(labels[cfg.Label])
-	problems.If(err != nil, "the label %q of this process is %q: set it to the host:port at which other processes reach it, or to a URL with the scheme http, https or h2c", cfg.Label, labels[cfg.Label])
+	own, err := address(labels[addressLabel])
+	problems.If(err != nil, "the label %q of this process is %q: set it to the host:port at which other processes reach it, or to a URL with the scheme http, https or h2c", addressLabel, labels[addressLabel])
 	rt := &Route{
 		cfg: cfg, own: own, log: logtext.Retries{Repeat: true}, kick: make(chan struct{}, 1),
 		entries: make(map[string]*entry), wanted: make(map[string]*entry), pending: make(map[*attempt]bool),
@@ -285,7 +285,7 @@ func (rt *Route) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		case c != nil:
 			if outcome := c.answer(at, out.request()); outcome != refused {
-				out.told.Local, out.told.Outcome, out.told.Token = true, outcome, c.token
+				out.told.Outcome = outcome
 				return
 			}
 		case out.send(ctx, owner):
@@ -349,7 +349,7 @@ func (rt *Route) Owner(ctx context.Context, id string) (Owner, error) {
 	if err == nil && !owned {
 		err = tenure.ErrNotFound
 	}
-	at, addressErr := address(holding.Labels[rt.cfg.Label])
+	at, addressErr := address(holding.Labels[addressLabel])
 	if err = cmp.Or(err, addressErr); err != nil {
 		return Owner{}, fmt.Errorf("route: owner of %s: %w", id, err)
 	}

@@ -323,14 +323,13 @@ func TestServeIsRefusedWithoutTheRight(t *testing.T) {
 		return <-first
 	}))
 
+	nowhere := testkit.Must(claims.NewKeys(testkit.Must(claims.NewSession(p.link, claims.SessionConfig{})), "tenant"))
 	for text, make := range map[string]func() (*route.Route, error){
-		"pass the keys":      func() (*route.Route, error) { return route.Keys(nil, tenantOf, route.Config{}) },
-		"pass the one whose": func() (*route.Route, error) { return route.Shards(nil, tenantOf, route.Config{}) },
-		"pass that of the":   func() (*route.Route, error) { return route.Lease(nil, route.Config{}) },
-		"MaxWait -1ns is":    func() (*route.Route, error) { return route.Keys(p.owner.keys, tenantOf, route.Config{MaxWait: -1}) },
-		`the label "nothing"`: func() (*route.Route, error) {
-			return route.Keys(p.owner.keys, tenantOf, route.Config{Label: "nothing"})
-		},
+		"pass the keys":       func() (*route.Route, error) { return route.Keys(nil, tenantOf, route.Config{}) },
+		"pass the one whose":  func() (*route.Route, error) { return route.Shards(nil, tenantOf, route.Config{}) },
+		"pass that of the":    func() (*route.Route, error) { return route.Lease(nil, route.Config{}) },
+		"MaxWait -1ns is":     func() (*route.Route, error) { return route.Keys(p.owner.keys, tenantOf, route.Config{MaxWait: -1}) },
+		`the label "address"`: func() (*route.Route, error) { return route.Keys(nowhere, tenantOf, route.Config{}) },
 	} {
 		_, err := make()
 		require.ErrorIs(t, err, tenure.ErrInvalid)

@@ -24,11 +24,9 @@ func (t *Trace) created(rt *Route) {
 type Request struct {
 	Key     string
 	Outcome string        // "answered", "refused" or "unknown"
-	Local   bool          // this process has answered
-	Sends   int           // how often the request was sent to another process
+	Sends   int           // how often the request was sent to another process; 0 if it was answered: this process did
 	Waited  time.Duration // until this process began to answer, or last began to send the request, or refused it
 	Took    time.Duration // in all
-	Token   int64         // of the owner that answered; 0: none did
 	Err     error         // why the request was refused, or the answer of another process is missing
 }
 

@@ -179,7 +179,7 @@ func (j *job) step(ctx context.Context) (pause time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	slot := Slot{Time: due, Previous: r.Done.In(due.Location()), store: j.cfg.Store, done: done, recorded: new(bool)}
+	slot := Slot{Time: due, store: j.cfg.Store, done: done, recorded: new(bool)}
 	failed, err := j.run(ctx, slot)
 	if failed == nil && !*slot.recorded { // otherwise a failover loses the mark only together with the work
 		j.last = marked{stored: done.stored, lineage: on.Mark}

@@ -262,8 +262,9 @@ func TestTheClockOfTheStoreDecidesWhenASlotIsDue(t *testing.T) {
 func TestTheStateHasTheLastSlotsDoneAndBegun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, began := storetest.NewMem(), time.Now()
+		var ran []schedule.Slot
 		cfg := schedule.Config{Store: store, Key: key, Plan: schedule.Interval(time.Hour, 0), Do: func(ctx context.Context, slot schedule.Slot) error {
-			if slot.Previous.Add(time.Hour).Equal(slot.Time) {
+			if ran = append(ran, slot); len(ran) > 1 {
 				return errors.New("only the first one succeeds")
 			}
 			return nil

@@ -11,8 +11,7 @@ import (
 
 // Slot is one time at which the job is due.
 type Slot struct {
-	Time     time.Time
-	Previous time.Time // the last finished slot; before the first one, the time when the schedule was first run; for [RunAgain], just before Time
+	Time time.Time
 
 	store    tenure.Store
 	done     record // what the store keeps once it is done, with the version that this replaces

@@ -136,7 +136,7 @@ func (p *process) work(ctx context.Context, id string) error {
 		return nil
 	}
 	w := p.w
-	c := shards.ClaimFromContext(ctx)
+	c := claims.ClaimFromContext(ctx)
 	w.mu.Lock()
 	if other := w.running[id]; other != nil && (!w.lossy || other == p) {
 		w.Errorf("%s runs %s while %s does", p.name, id, other.name)

@@ -39,10 +39,6 @@ type shard struct {
 	stopped  time.Time // when it was told
 }
 
-// ClaimFromContext is [claims.ClaimFromContext]. In a call of [Config.Work] it returns the shard's claim, which can
-// fence writes, see [claims.Claim.Fence].
-func ClaimFromContext(ctx context.Context) claims.Claim { return claims.ClaimFromContext(ctx) }
-
 // start begins to work for shards that were claimed.
 func (m *Member) start(ctx context.Context, got []claims.Claim) {
 	ctx = context.WithoutCancel(ctx) // each func is told separately, with a cause

@@ -34,7 +34,7 @@ type Config struct {
 	// Work does the work of one shard until ctx is done, and must then return: no other process begins before
 	// it has. [context.Cause] says why: [tenure.ErrResigned] if the shard moves, [tenure.ErrShutdown] if this
 	// process stops, [tenure.ErrUnhealthy] if its Check fails, and [tenure.ErrLost] or [tenure.ErrDeadline] if
-	// its session was lost. [ClaimFromContext] returns the claim, which can fence writes.
+	// its session was lost. [claims.ClaimFromContext] returns the claim, which can fence writes.
 	//
 	// If Work returns before ctx is done, with or without an error, or ends by [runtime.Goexit], it is called
 	// again, after a pause that grows from 100 ms to 30 s. If it panics, the process panics, as by
@@ -119,7 +119,12 @@ func newMember(s *claims.Session, cfg Config) (*Member, error) {
 	if err := s.CheckKeys(cfg.Kind, ids...); err != nil {
 		return nil, err
 	}
-	keys, err := claims.NewKeysOf(s, cfg.Kind, cfg.Kind+memberSuffix)
+	// The members first: a set that is refused because of them must not keep its kind.
+	members, err := claims.NewKeys(s, cfg.Kind+memberSuffix)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := claims.NewKeys(s, cfg.Kind)
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +132,7 @@ func newMember(s *claims.Session, cfg Config) (*Member, error) {
 	cfg.Settle = cmp.Or(cfg.Settle, defaultSettle)
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, paces.Logger))
 	return &Member{
-		session: s, cfg: cfg, ids: ids, sorted: slices.Sorted(slices.Values(ids)), keys: keys[0], members: keys[1], paces: paces,
+		session: s, cfg: cfg, ids: ids, sorted: slices.Sorted(slices.Values(ids)), keys: keys, members: members, paces: paces,
 		kick: make(chan struct{}, 1), shards: make(map[string]*shard), view: view{shards: len(ids), rank: -1},
 	}, nil
 }
@@ -157,7 +162,7 @@ func (m *Member) Run(ctx context.Context) error {
 		joined, err := m.join(ctx)
 		switch {
 		case ctx.Err() != nil:
-		case errors.Is(err, claims.ErrDrained):
+		case errors.Is(err, objects.ErrDrained):
 			failures = 0
 		case errors.Is(err, claims.ErrClosed), errors.Is(err, tenure.ErrSetup):
 			return fmt.Errorf("shards: run %s: %w", m.cfg.Kind, err)

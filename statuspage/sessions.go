@@ -14,7 +14,15 @@ func Sessions(sessions ...interface{ Status() claims.Status }) http.Handler {
 	return handler(statusesOf(sessions), sessionsPage)
 }
 
-var sessionsPage = newPage("sessions.html", template.FuncMap{"state": sessionState})
+var sessionsPage = newPage("sessions.html", template.FuncMap{"state": sessionState, "running": running})
+
+// running returns how many funcs run, for all kinds together.
+func running(s claims.Status) (n int) {
+	for _, k := range s.Kinds {
+		n += k.Running
+	}
+	return n
+}
 
 func sessionState(s claims.Status) state {
 	switch {

@@ -27,18 +27,9 @@ import (
 // reachable only for operators.
 func Handler(coordinators ...*tenure.Coordinator) http.Handler {
 	coordinators = slices.Clone(coordinators)
-	return HandlerFor(func() []*tenure.Coordinator { return coordinators })
-}
-
-// HandlerFor is [Handler] for a program whose coordinators change while it runs. It calls the func
-// for each request, possibly for several at once, and does not modify the slice.
-func HandlerFor(coordinators func() []*tenure.Coordinator) http.Handler {
-	if coordinators == nil {
-		return Handler()
-	}
 	return handler(func(r *http.Request) []tenure.Status {
 		lease, statuses := r.URL.Query().Get("lease"), []tenure.Status{}
-		for _, c := range coordinators() {
+		for _, c := range coordinators {
 			if c == nil {
 				continue
 			}

@@ -263,7 +263,7 @@ func TestTheStatusPageShowsAJobThatFails(t *testing.T) {
 func TestTheStatusPageOfManyLeasesIsATableWithTheWorstFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var coordinators []*tenure.Coordinator
-		h := statuspage.HandlerFor(func() []*tenure.Coordinator { return coordinators })
+		h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { statuspage.Handler(coordinators...).ServeHTTP(w, r) })
 		add := func(id string, job func(context.Context) error) {
 			c, _ := start(t, storetest.NewMem(), tenure.LeaseConfig{Holder: "a", Key: tenure.Key{Type: "tenant", ID: id}}, job)
 			coordinators = append(coordinators, c)
@@ -318,9 +318,8 @@ func TestARecordWithTimesInAnotherUnitDoesNotBreakTheStatus(t *testing.T) {
 
 func TestTheStatusPageLeavesOutWhatIsNil(t *testing.T) {
 	for name, handler := range map[string]http.Handler{
-		"Handler": statuspage.Handler(nil), "Handler of a variable": statuspage.Handler((*tenure.Coordinator)(nil)), "HandlerFor": statuspage.HandlerFor(nil),
-		"HandlerFor of nil": statuspage.HandlerFor(func() []*tenure.Coordinator { return []*tenure.Coordinator{nil} }),
-		"Sessions":          statuspage.Sessions(nil, (*claims.Session)(nil)), "Shards": statuspage.Shards(nil, (*shards.Member)(nil)),
+		"Handler": statuspage.Handler(nil), "Handler of a variable": statuspage.Handler((*tenure.Coordinator)(nil)),
+		"Sessions": statuspage.Sessions(nil, (*claims.Session)(nil)), "Shards": statuspage.Shards(nil, (*shards.Member)(nil)),
 	} {
 		answer := httptest.NewRecorder()
 		handler.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/", nil))

@@ -34,6 +34,9 @@ func Closed(err error) error {
 	return err
 }
 
+// ErrDrained says that nothing is claimed because the replica is drained.
+var ErrDrained = errors.New("the replica is drained")
+
 // ErrMoved says that a write has not reached the server that it names. It is an [ErrConflict].
 var ErrMoved = fmt.Errorf("%w: the database is on another server than before, or has been restarted", ErrConflict)
 

@@ -236,3 +236,11 @@ func OneConn(t testing.TB, url, begins string) *pgxpool.Pool {
 	t.Cleanup(pool.Close)
 	return pool
 }
+
+// Held returns how many claims a session holds.
+func Held(s *claims.Session) (n int) {
+	for _, k := range s.Status().Kinds {
+		n += k.Claims
+	}
+	return n
+}

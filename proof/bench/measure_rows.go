@@ -162,7 +162,7 @@ func rowsAtRest(ctx context.Context, b *bench) error {
 		if err := q.fill(ctx, n); err != nil {
 			return err
 		}
-		for q.worker.Len() < n {
+		for q.held() < n {
 			if _, err := q.worker.Take(ctx, 1000); err != nil {
 				return err
 			}

@@ -121,3 +121,11 @@ func (q *claimsQueue) close() {
 	q.store.Close()
 	q.pool.Close()
 }
+
+// held returns how many rows the session holds.
+func (q *claimsQueue) held() (n int) {
+	for _, k := range q.session.Status().Kinds {
+		n += k.Claims
+	}
+	return n
+}

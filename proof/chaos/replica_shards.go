@@ -21,7 +21,7 @@ func (r *replica) share(ctx context.Context) error {
 	parts, err := shards.New(session, shards.Config{
 		Kind: "key", IDs: actorIDs(), Settle: r.TTL / 10,
 		Work: func(ctx context.Context, _ string) error {
-			return r.serve(ctx, holds, shards.ClaimFromContext(ctx), math.MaxInt, &running)
+			return r.serve(ctx, holds, claims.ClaimFromContext(ctx), math.MaxInt, &running)
 		},
 	})
 	if err != nil {

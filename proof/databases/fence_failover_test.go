@@ -248,7 +248,7 @@ func TestNoFencedWriteIsLateOverAFailoverThatLosesTheNextTerm(t *testing.T) {
 				}
 				next.proxy.Set(rig.Weather{})
 				testkit.Await(t, "renewed", func() bool { return next.lease.Renew(t.Context(), next.term) == nil })
-				testkit.Await(t, "its claims have ended", func() bool { return !next.keys.Holds(next.key) && next.worker.Len() == 0 })
+				testkit.Await(t, "its claims have ended", func() bool { return !next.keys.Holds(next.key) && testkit.Held(next.session) == 0 })
 				names, writes := next.writes(t)
 				for _, name := range names {
 					var err error
