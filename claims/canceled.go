@@ -23,10 +23,32 @@ func (q *Queue) standing(ctx context.Context, left []objects.Claim) (ended, stan
 	if err == nil {
 		ended, stand, err = q.rows.standing(ctx, q.cfg.Table, left)
 	}
+	if len(canceled) > 0 {
+		q.madeRoom()
+	}
 	for i, row := range ended {
 		ended[i].Canceled = slices.ContainsFunc(canceled, func(c objects.Claim) bool { return c.ID == row.ID && c.Token == row.Token })
 	}
 	return ended, stand, err
+}
+
+// canceledOf returns the canceled rows that a session owns.
+func (q *Queue) canceledOf(ctx context.Context, session string) (canceled []objects.Claim, err error) {
+	for after, more := "", q.cfg.Canceled != ""; more; {
+		var rows []objects.Claim
+		n, err := q.rows.groups.page(ctx, perStatement, func(n int) (err error) {
+			rows, err = q.table.Canceled(ctx, session, after, n, q.limit())
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		canceled, more = append(canceled, rows...), len(rows) == n
+		if more {
+			after = rows[n-1].ID
+		}
+	}
+	return canceled, nil
 }
 
 // tellCanceled tells the funcs whose rows are canceled to return, until the term is over. The rows are freed when the
@@ -45,24 +67,19 @@ func (k *kind) tellCanceled(l *ledger) {
 }
 
 func (k *kind) readCanceled(l *ledger) error {
-	for after, more := "", k.size() > 0; more; {
-		var rows []objects.Claim
-		n, err := k.table.groups.page(l.term.ctx, perStatement, func(n int) (err error) {
-			rows, err = k.queue.table.Canceled(l.term.ctx, l.term.id, after, n, k.s.limit)
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		k.s.mu.Lock()
-		for _, r := range rows {
-			after = r.ID
-			if call := k.running[r.ID]; call.isFor(l.term.id, r.Token) {
-				call.cancel(ErrCanceled)
-			}
-		}
-		k.s.mu.Unlock()
-		more = len(rows) == n
+	k.s.mu.Lock()
+	holds := l.size()
+	k.s.mu.Unlock()
+	if holds == 0 {
+		return nil
 	}
-	return nil
+	rows, err := k.queue.canceledOf(l.term.ctx, l.term.id)
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	for _, r := range rows {
+		if call := k.running[r.ID]; call.isFor(l.term.id, r.Token) {
+			call.cancel(ErrCanceled)
+		}
+	}
+	return err
 }

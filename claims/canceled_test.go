@@ -73,7 +73,8 @@ func TestACanceledRowIsFreedAsItIs(t *testing.T) {
 	cfg.Expires, cfg.Deadline, cfg.LostBackoff = "expires_at", time.Hour, time.Hour
 	eachRowsServer(t, cfg, func(db *rowsDB) {
 		db.add(1, 3)
-		a := db.worker(claims.SessionConfig{TTL: time.Second}, cfg)
+		a := db.worker(claims.SessionConfig{}, cfg)
+		db.worker(claims.SessionConfig{TTL: time.Second}, cfg) // looks for sessions that are gone
 		held := a.take(1)
 		gone := db.remote("gone", time.Hour)
 		require.Len(db, testkit.Must(a.rows.TryTakeFor(db.Context(), gone, claims.TakeOptions{N: 1})), 1)
@@ -131,6 +132,41 @@ func TestAFuncWhoseRowIsCanceledIsToldToReturn(t *testing.T) {
 		})
 		require.ErrorIs(db, err, claims.ErrCanceled)
 		db.requireCanceled(2)
+	})
+}
+
+// A trigger may keep canceled rows from being changed.
+func TestACanceledRowThatCannotBeFreedIsNotFinished(t *testing.T) {
+	eachRowsServer(t, cancelable, func(db *rowsDB) {
+		if db.pool != nil {
+			db.exec(`CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'`)
+			db.exec(`CREATE TRIGGER keep BEFORE UPDATE ON tasks FOR EACH ROW WHEN (OLD.status = 'canceled') EXECUTE FUNCTION keep()`)
+		} else {
+			db.exec(`CREATE TRIGGER keep BEFORE UPDATE ON tasks WHEN OLD.status = 'canceled' BEGIN SELECT RAISE(IGNORE); END`)
+		}
+		db.add(1, 1)
+		w := db.worker(claims.SessionConfig{}, cancelable)
+		got := w.take(1)
+		db.exec(`UPDATE tasks SET status = 'canceled'`)
+		called := false
+		require.ErrorContains(db, db.finish(w.rows, got, func(exec) error { called = true; return nil }), "trigger")
+		require.False(db, called)
+		require.True(db, w.rows.Holds(got[0]))
+	})
+}
+
+// The server of a remote worker tells it at its next heartbeat, and frees the row at its next take.
+func TestACanceledRowOfARemoteWorkerIsNotItsOwn(t *testing.T) {
+	eachRowsServer(t, cancelable, func(db *rowsDB) {
+		db.add(1, 2)
+		w := db.worker(claims.SessionConfig{}, cancelable)
+		remote := db.remote("r", time.Hour)
+		got := testkit.Must(w.rows.TryTakeFor(db.Context(), remote, claims.TakeOptions{N: 2}))
+		db.exec(`UPDATE tasks SET status = 'canceled' WHERE id = 1`)
+		require.Equal(db, []string{"2"}, takenIDs(testkit.Must(w.rows.OwnedBy(db.Context(), remote))))
+		require.Empty(db, testkit.Must(w.rows.TryTakeFor(db.Context(), remote, claims.TakeOptions{N: 2, Have: got[1:]})))
+		db.requireCanceled(1)
+		require.Equal(db, 1, db.count(`SELECT count(*) FROM tasks WHERE session = 'r'`))
 	})
 }
 

@@ -45,14 +45,22 @@ func (q *Queue) FinishPostgres(ctx context.Context, claims []Claim, fn func(tx p
 	if err := q.mayFinish(claims, ok, fn != nil); err != nil {
 		return q.opError("finish", err)
 	}
-	lost, fnErr, err := table.FinishWith(ctx, rowsOf(claims), q.idle(claims), fn)
+	return q.finishWith(ctx, claims, func() (lost []objects.Claim, fnErr, err error) {
+		return table.FinishWith(ctx, rowsOf(claims), q.idle(claims), fn)
+	})
+}
+
+// finishWith calls a transaction that finishes rows. It calls it again if the first one has called no func, although the
+// claims stand.
+func (q *Queue) finishWith(ctx context.Context, claims []Claim, finish func() (lost []objects.Claim, fnErr, err error)) error {
+	lost, fnErr, err := finish()
 	again := fnErr == nil && errors.Is(err, tenure.ErrMoved) && q.renewedHere(ctx, rowsOf(claims))
 	if len(lost) > 0 { // fn was not called
 		lost, _, err = q.standing(ctx, lost)
 		again = err == nil && len(lost) == 0
 	}
 	if again {
-		if lost, fnErr, err = table.FinishWith(ctx, rowsOf(claims), q.idle(claims), fn); len(lost) > 0 {
+		if lost, fnErr, err = finish(); len(lost) > 0 {
 			lost, err = q.endedOrUnchanged(ctx, lost)
 		}
 	}
@@ -79,17 +87,16 @@ func (q *Queue) FinishSQLite(ctx context.Context, claims []Claim, fn func(tx *sq
 	if err := q.mayFinish(claims, ok, fn != nil); err != nil {
 		return q.opError("finish", err)
 	}
-	lost, fnErr, err := table.FinishWith(ctx, rowsOf(claims), fn)
-	if len(lost) > 0 {
-		lost, _, err = q.standing(ctx, lost)
-	}
-	return q.finished(claims, lost, fnErr, err)
+	return q.finishWith(ctx, claims, func() (lost []objects.Claim, fnErr, err error) {
+		return table.FinishWith(ctx, rowsOf(claims), fn)
+	})
 }
 
 // FinishStatement returns a statement that finishes a row, for transactions of database/sql, an ORM or another driver.
 // If the claim has ended, the statement fails, and its transaction with it. [tenure.FenceError] turns
 // that failure into [tenure.ErrLost]. The statement should come first in a short transaction, because it
-// keeps the row locked until COMMIT.
+// keeps the row locked until COMMIT. It also fails if the row is canceled, see [QueueConfig.Canceled], but then frees
+// nothing: that is done when the func returns, or by [Queue.Release].
 //
 // The session learns of this only when the func of [Worker.Do] or [Worker.Serve] returns, when the claim is released, or
 // when it compares its claims with their rows. A func that still runs then is told that the claim is lost.

@@ -164,7 +164,7 @@ func (q *Queue) opError(what string, err error) error {
 	return opError(what+" rows of "+q.cfg.Table, err)
 }
 
-// OwnedBy returns all claims that the session with that ID has on rows of the table.
+// OwnedBy returns all claims that the session with that ID has on rows of the table, except on those that are canceled.
 func (q *Queue) OwnedBy(ctx context.Context, session string) ([]Claim, error) {
 	rows, err := q.ownedBy(ctx, session)
 	if err != nil {
@@ -183,7 +183,10 @@ func (q *Queue) ownedBy(ctx context.Context, session string) (owned []objects.Cl
 			after = rows[len(rows)-1].ID
 		}
 	}
-	return owned, nil
+	canceled, err := q.canceledOf(ctx, session)
+	return slices.DeleteFunc(owned, func(r objects.Claim) bool {
+		return slices.ContainsFunc(canceled, func(c objects.Claim) bool { return c.ID == r.ID && c.Token == r.Token })
+	}), err
 }
 
 // List returns the claims on up to n rows of the table, in the order of their IDs, beginning after the given

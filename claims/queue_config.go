@@ -67,7 +67,11 @@ type QueueConfig struct {
 	// Canceled is the SQL condition under which the application has canceled a row, for example "status = 'canceled'".
 	// Such a row is not ready. If it is claimed, neither Done, Exhausted nor Released is set in it: what ends its
 	// claim frees it and says [ErrCanceled], and the func of [Worker.Do] is told to return within a PollInterval.
-	// While a session has rows, it reads once per PollInterval which are canceled. Optional.
+	// While a session has rows, it reads once per PollInterval which are canceled.
+	//
+	// It may only use the row's own columns, without a name of the table. Let Ready exclude such rows, too, so that the
+	// index does. All processes need the same Canceled before the application cancels a row: others would queue it
+	// again. Optional.
 	Canceled string
 
 	// MaxAttempts is how often workers may try a row. It needs Attempts, and either Exhausted or

@@ -72,6 +72,13 @@ func (q *Queue) takeFor(ctx context.Context, session string, o TakeOptions) ([]C
 // missing returns up to o.N rows that a session owns and its worker does not know of. It retires those
 // without attempts left: the process that took them may have died before it did.
 func (q *Queue) missing(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
+	canceled, err := q.canceledOf(ctx, session)
+	if len(canceled) > 0 {
+		_, err = q.table.FreeCanceled(ctx, canceled, q.rows.limit)
+	}
+	if err != nil {
+		return nil, err
+	}
 	rows, err := q.ownedBy(ctx, session)
 	if err != nil {
 		return nil, err

@@ -293,7 +293,7 @@ func (w *Worker) finishOrRelease(ctx context.Context, c Claim, err error, done f
 		err = errUnfinished
 	}
 	switch {
-	case err == nil || !w.Holds(c):
+	case err == nil || !w.Holds(c) || errors.Is(cause, ErrCanceled):
 	case cause == nil && done != nil && w.q.isLast(c):
 		w.s.cfg.Logger.Warn("row has failed for the last time", "table", w.q.cfg.Table, "id", c.Key.ID, "attempts", c.Attempt, "error", logtext.OneLine(err))
 		w.retireNow(ctx, c)
@@ -365,7 +365,7 @@ func (w *Worker) finishDone(ctx context.Context, c Claim) error {
 	}
 	for failures := 0; ; failures++ {
 		lost, err := w.q.endOne(ctx, c)
-		if len(lost) > 0 && (stated || failures > 0) { // an earlier statement ended it, unless the session was lost meanwhile
+		if len(lost) > 0 && !lost[0].Canceled && (stated || failures > 0) { // an earlier statement ended it, unless the session was lost meanwhile
 			lost = nil
 		}
 		err = w.q.finished([]Claim{c}, lost, nil, err)

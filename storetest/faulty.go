@@ -16,7 +16,8 @@ import (
 // "claims.free", "claims.look", "claims.owned", "claims.sessions", "claims.request", "claims.requested",
 // "claims.list", "claims.forget", "claims.prune", "claims.count" and "claims.migrate". Those of a queue are "queue.take",
 // "queue.ready", "queue.end", "queue.finish" (the transaction of FinishPostgres or FinishSQLite),
-// "queue.free", "queue.look", "queue.owned", "queue.sessions", "queue.expired", "queue.expire" and "queue.check".
+// "queue.free", "queue.look", "queue.owned", "queue.sessions", "queue.expired", "queue.expire",
+// "queue.canceled", "queue.cancel" and "queue.check".
 type Call struct {
 	Op        string                // "get", "put", "delete", "list" or "wake", or one that the comment on Call names
 	Key       tenure.Key            // only the Type for a list; for claims, the Type is the kind or the queue's table

@@ -490,6 +490,13 @@ func TestPeersAreFencedAndThisReplicaUnfencedAgainWhileItsProgramRuns(t *testing
 		t.Fatal(err)
 	}
 
+	// A replica that can't be unfenced must not fence those that could take over.
+	for _, e := range s.events(t) {
+		if e.what == "fence" && !slices.ContainsFunc(s.events(t), func(u event) bool { return u.what == "unfence" && u.token == e.token }) {
+			t.Errorf("in the term %d it has fenced %s and was not unfenced", e.token, e.holder)
+		}
+	}
+
 	// Nothing starts before all peers are fenced in the same term.
 	a.awaitLog(t, "failed to fence the peers; giving up the lease")
 	if n := len(s.starts(t)); n != 1 {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/internal/pace"
 	leaserecord "github.com/tenurelib/tenure/internal/record"
 )
 
@@ -98,16 +99,21 @@ func (r *runner) fenceFirst(ctx context.Context) error {
 		return nil
 	}
 	r.log.Info("fencing", "peers", printable(r.opts.peers))
-	fencing, cancel := context.WithTimeoutCause(ctx, r.opts.ttl, fmt.Errorf("it has not returned within %v", r.opts.ttl))
+	fencing, cancel := context.WithTimeout(ctx, 10*r.opts.ttl) // as a coordinator does
 	defer cancel()
-	if err := r.fencePeers(fencing, ""); err != nil {
-		if ctx.Err() == nil && !errors.Is(err, errTermOver) {
-			r.log.Error("failed to fence the peers; giving up the lease", "error", err)
+	for began, failures := time.Now(), 0; ; failures++ {
+		err := r.fencePeers(fencing, "")
+		if err == nil {
+			r.peersFenced = id
+			return nil
 		}
-		return fmt.Errorf("--fence: %w", err)
+		if time.Since(began) >= r.opts.ttl || !pace.Sleep(fencing, pace.Retry(r.opts.ttl/10, r.opts.ttl/3, failures)) {
+			if ctx.Err() == nil && !errors.Is(err, errTermOver) {
+				r.log.Error("failed to fence the peers; giving up the lease", "error", err)
+			}
+			return fmt.Errorf("--fence: %w", err)
+		}
 	}
-	r.peersFenced = id
-	return nil
 }
 
 // unfence runs --unfence, if there is one, once in a term.

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -337,7 +336,10 @@ func (r *runner) job(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	if err := cmp.Or(r.unfence(ctx), r.fenceFirst(ctx)); err != nil {
+	if err := r.unfence(ctx); err != nil {
+		return err
+	}
+	if err := r.fenceFirst(ctx); err != nil {
 		return err
 	}
 	g, err := startGuarded(tenure.TermFromContext(ctx), r.args, r.timing, r.name, r.log)

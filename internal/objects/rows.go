@@ -222,7 +222,8 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 	}
 	canceled, uncanceled := "", ""
 	if cfg.Canceled != "" {
-		canceled, uncanceled = " AND ("+line(cfg.Canceled)+")", " AND ("+line(cfg.Canceled)+") IS NOT TRUE"
+		// With IS TRUE, no index on the application's columns finds all rows that were ever canceled.
+		canceled, uncanceled = " AND ("+line(cfg.Canceled)+") IS TRUE", " AND ("+line(cfg.Canceled)+") IS NOT TRUE"
 		ready += uncanceled
 	}
 	andReadyWhenDue := ready

@@ -214,7 +214,9 @@ func (r *Rows) parse(ctx context.Context, s *rowSetup) error {
 		parts = append(parts, struct{ what, text string }{"Released", setting(freeRows, objects.Freeing{Lost: true}.Set())})
 	}
 	if r.cfg.Canceled != "" {
-		parts = slices.Insert(parts, 0, struct{ what, text string }{"Canceled", objects.OfCanceled(freeRows)}) // first: the others contain it
+		for _, text := range []string{canceledRows, objects.OfCanceled(freeRows), objects.OfCanceled(endUnlockedRows)} {
+			parts = slices.Insert(parts, 0, struct{ what, text string }{"Canceled", text}) // first: the others contain it
+		}
 	}
 	if r.cfg.PerKey != "" {
 		parts = append(parts, struct{ what, text string }{"PerKey", lockKeys}, struct{ what, text string }{"PerKey", takeRowsPerKey})
