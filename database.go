@@ -31,20 +31,22 @@ type Database interface {
 
 // Open opens the store that a URL names, so that a program can run on SQLite in one place and on
 // Postgres in another. It opens a postgres:// or postgresql:// URL as [OpenPostgres] does, and the
-// path of a file, with or without sqlite: before it, as [OpenSQLite] does for a Shared file.
+// path of a file, with or without sqlite: before it, as [OpenSQLite] does: this process is alone with the
+// file, and a [Coordinator] needs no lease. With ?shared=true after the path, as in
+// sqlite:data.db?shared=true, the file is Shared: several processes use it, and compete for leases.
 // Anything else is [ErrInvalid], and the error does not quote it, because it may contain a
 // password. That includes :memory:, which cannot be shared, and a relative path with // or one of
 // the characters : @ ? = in it, which may be a mistyped URL: put ./ before such a path. To set
 // more than the defaults, use OpenPostgres or OpenSQLite.
 func Open(ctx context.Context, url string) (Database, error) {
-	path, err := storeurl.Path(url)
+	path, shared, err := storeurl.Path(url)
 	if err != nil {
 		return nil, fmt.Errorf("tenure: open: %w: %w", ErrInvalid, err)
 	}
 	if path == "" {
 		return asDatabase(OpenPostgres(ctx, url, PostgresConfig{}))
 	}
-	return asDatabase(OpenSQLite(ctx, path, SQLiteConfig{Shared: true}))
+	return asDatabase(OpenSQLite(ctx, path, SQLiteConfig{Shared: shared}))
 }
 
 // asDatabase keeps a nil pointer from becoming a Database that is not nil.

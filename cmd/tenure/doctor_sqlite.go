@@ -32,7 +32,7 @@ func (d *diagnosis) lookAtFile(path string, s *storeFlag) bool {
 		return false // opening it here would change it
 	}
 	if p := s.alone(); p != nil {
-		d.add("exclusive", fault(p.explain(), "open it with SQLiteConfig.Shared, or run only that process"))
+		d.add("exclusive", fault(p.explain(), "open it with SQLiteConfig.Shared or with ?shared=true after the path, or run only that process"))
 		return false
 	}
 	v, err := volumeOf(path)

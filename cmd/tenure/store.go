@@ -117,7 +117,7 @@ func (s *storeFlag) name() (string, error) {
 		}
 		return name, nil
 	}
-	path, err := storeurl.Path(name)
+	path, _, err := storeurl.Path(name) // this program always shares the file
 	if err != nil && !strings.HasPrefix(name, "sqlite:") && name != ":memory:" {
 		err = errors.New("it is neither a postgres:, nats:, etcd: or kube: URL, with // after it, nor the path of a SQLite file; " + storeurl.Remedy)
 	}

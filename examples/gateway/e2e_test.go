@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -226,6 +227,34 @@ func TestOneGatewayKeepsItsSandboxes(t *testing.T) {
 	g.await(t, "web", "none")
 }
 
+// With a lease it would wait until the TTL has passed.
+func TestAGatewayThatIsAloneWithItsFileWorksAtOnceAfterItWasKilled(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, filepath.Join(t.TempDir(), "gateway.db"), "-sweep", "100ms")
+	g := f.start(t, "a")
+	testkit.Await(t, "it has swept", func() bool { return sweeps(g.status(t)) > 0 })
+	sb := g.create(t, "web")
+
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
+	defer cancel()
+	refused := exec.CommandContext(ctx, os.Args[0], "-listen", "127.0.0.1:0", "-replica", "b", "-state", f.state, "-store", f.store)
+	refused.Env = append(os.Environ(), "GATEWAY_IS_THE_PROGRAM=1")
+	said, err := refused.CombinedOutput()
+	require.Error(t, err, "a second gateway has ended")
+	require.Contains(t, string(said), fmt.Sprintf("process %d has it open too", g.cmd.Process.Pid))
+	require.Contains(t, string(said), "add ?shared=true")
+
+	g.signal(t, syscall.SIGKILL)
+	<-g.exited
+	f.fail(t, sb)
+	began := time.Now()
+	g = f.start(t, "b")
+	g.await(t, "web", Error)
+	took := time.Since(began)
+	t.Logf("killed, started again, and reconciled %v after the start", took.Round(time.Millisecond))
+	require.Less(t, took, 5*time.Second, "the TTL is 30 s")
+}
+
 const replicaTTL = 6 * time.Second
 
 // holder waits until a gateway other than those given holds the lease, and returns it.
@@ -255,7 +284,7 @@ func TestThreeGatewaysOnPostgres(t *testing.T) {
 func TestThreeGatewaysOnOneSQLiteFile(t *testing.T) {
 	testkit.Slow(t)
 	t.Parallel()
-	exercise(t, filepath.Join(t.TempDir(), "gateway.db"))
+	exercise(t, filepath.Join(t.TempDir(), "gateway.db?shared=true"))
 }
 
 // exercise takes the lease from its holder in each way in which a gateway can fail or end.

@@ -30,7 +30,7 @@ type config struct {
 func main() {
 	var cfg config
 	flag.StringVar(&cfg.listen, "listen", "127.0.0.1:8080", "`address` to serve HTTP on")
-	flag.StringVar(&cfg.store, "store", "gateway.db", "`path` of a SQLite file, or a postgres:// URL")
+	flag.StringVar(&cfg.store, "store", "gateway.db", "`path` of a SQLite file that only this gateway uses, PATH?shared=true, or a postgres:// URL")
 	flag.StringVar(&cfg.state, "state", "gateway-state", "`directory` of the backend, which all gateways of a store share")
 	flag.StringVar(&cfg.replica, "replica", cmp.Or(os.Getenv("OPENSHELL_REPLICA_ID"), tenure.ReplicaID()), "`name` of this gateway")
 	flag.DurationVar(&cfg.ttl, "ttl", 30*time.Second, "how long the lease counts as held after its last renewal")

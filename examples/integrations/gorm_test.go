@@ -52,7 +52,7 @@ func TestOnlyTheHolderCommitsTransactionsOfGORM(t *testing.T) {
 		},
 		"sqlite": func(t *testing.T) (string, string, string, func(*sql.DB) gorm.Dialector) {
 			path := filepath.Join(t.TempDir(), "gorm.db")
-			return path, "sqlite", "file:" + path + "?_txlock=immediate&_pragma=busy_timeout(10000)", func(db *sql.DB) gorm.Dialector { return sqlite.Dialector{Conn: db} }
+			return path + "?shared=true", "sqlite", "file:" + path + "?_txlock=immediate&_pragma=busy_timeout(10000)", func(db *sql.DB) gorm.Dialector { return sqlite.Dialector{Conn: db} }
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,8 +1,8 @@
 // Command periodic deletes expired sessions once a minute, on one replica at a time. It has
 // probes, a status page and metrics, and its database may be Postgres or a SQLite file:
 //
-//	DATABASE_URL=periodic.db LISTEN=:8080 TENURE_REPLICA_ID=a go run .
-//	DATABASE_URL=periodic.db LISTEN=:8081 TENURE_REPLICA_ID=b go run .
+//	DATABASE_URL=periodic.db?shared=true LISTEN=:8080 TENURE_REPLICA_ID=a go run .
+//	DATABASE_URL=periodic.db?shared=true LISTEN=:8081 TENURE_REPLICA_ID=b go run .
 package main
 
 import (

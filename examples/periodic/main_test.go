@@ -36,7 +36,7 @@ func TestOneReplicaSweepsAndTheOtherTakesOver(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		testTakeover(t, "sqlite:"+file, db)
+		testTakeover(t, "sqlite:"+file+"?shared=true", db)
 	})
 	t.Run("Postgres", func(t *testing.T) {
 		url := testkit.PostgresURL(t)

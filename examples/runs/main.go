@@ -9,7 +9,7 @@
 //
 // The database is Postgres or a SQLite file; the URL decides.
 //
-//	export DATABASE_URL=postgres://… # or sqlite:runs.db
+//	export DATABASE_URL=postgres://… # or runs.db?shared=true
 //	go run ./examples/runs -migrate
 //	psql $DATABASE_URL -c "INSERT INTO runs (id) VALUES ('order 1'), ('order 2')"
 //	go run ./examples/runs # in several terminals

@@ -56,7 +56,7 @@ type scene struct {
 // onEach runs a test on Postgres and on a SQLite file.
 func onEach(t *testing.T, test func(s *scene)) {
 	t.Run("postgres", func(t *testing.T) { test(newScene(t, testkit.PostgresURL(t))) })
-	t.Run("sqlite", func(t *testing.T) { test(newScene(t, filepath.Join(t.TempDir(), "runs.db"))) })
+	t.Run("sqlite", func(t *testing.T) { test(newScene(t, filepath.Join(t.TempDir(), "runs.db?shared=true"))) })
 }
 
 func newScene(t *testing.T, url string) *scene {

@@ -109,7 +109,7 @@ func conduct(ctx context.Context, url string, out io.Writer) error {
 			return err
 		}
 		defer os.RemoveAll(dir)
-		url = "sqlite:" + filepath.Join(dir, "shards.db")
+		url = "sqlite:" + filepath.Join(dir, "shards.db?shared=true")
 	}
 	t := &timeline{began: time.Now()}
 	running := map[string]*process{}

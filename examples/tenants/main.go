@@ -30,7 +30,7 @@ import (
 const ttl = 5 * time.Second // short, to see a failover soon; the default is 30 s
 
 func main() {
-	url := flag.String("store", "tenants.db", "`path` of a SQLite file, or a postgres:// URL")
+	url := flag.String("store", "tenants.db?shared=true", "`path` of a SQLite file, or a postgres:// URL")
 	listen := flag.String("listen", "127.0.0.1:8080", "`address` to serve on, which the other replicas must reach")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

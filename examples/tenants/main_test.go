@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 }
 
 func eachDatabase(t *testing.T, test func(t *testing.T, url string)) {
-	t.Run("SQLite", func(t *testing.T) { test(t, filepath.Join(t.TempDir(), "tenants.db")) })
+	t.Run("SQLite", func(t *testing.T) { test(t, filepath.Join(t.TempDir(), "tenants.db?shared=true")) })
 	t.Run("Postgres", func(t *testing.T) { test(t, testkit.PostgresURL(t)) })
 }
 

@@ -48,6 +48,9 @@ func LockFile(database, table string) string {
 	return database + "-" + url.PathEscape(strings.ToLower(table)) + "-lock" // names of tables are equal in any case
 }
 
+// remedy is for a file that one of two processes assumed to have to itself.
+const remedy = "set Shared in all programs that use it, or add ?shared=true to the path that they open"
+
 // Claim declares that this process uses the table alone, or shares it with other processes, and fails with
 // [objects.ErrInUse] if another process has declared the opposite: if one of them assumed that it was alone,
 // both would run their jobs. The claim is a lock on a file beside the database, because a lock on the
@@ -72,9 +75,9 @@ func (t *Table) Claim(ctx context.Context, shared bool) error {
 		claimed, strange := (*claimedError)(nil), (*strangeError)(nil)
 		switch {
 		case errors.As(err, &claimed) && shared:
-			return fmt.Errorf("%w: %v has it open without Shared; set Shared in all programs that use it", objects.ErrInUse, claimed)
+			return fmt.Errorf("%w: %v has it open without Shared; "+remedy, objects.ErrInUse, claimed)
 		case errors.As(err, &claimed):
-			return fmt.Errorf("%w: %v has it open too; set Shared in all programs that use it", objects.ErrInUse, claimed)
+			return fmt.Errorf("%w: %v has it open too; "+remedy, objects.ErrInUse, claimed)
 		case errors.As(err, &strange):
 			return strange
 		case err != nil: // the directory cannot be written, or there are no locks

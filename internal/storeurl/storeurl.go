@@ -7,28 +7,32 @@ import (
 	"strings"
 )
 
-// Path returns the path of the SQLite file that a URL names, or "" if the URL names a Postgres database.
-// Its errors don't quote the URL, because any part of it may be a password.
-func Path(url string) (path string, err error) {
+// Path returns the path of the SQLite file that a URL names, and whether other processes share the file; the
+// path is "" if the URL names a Postgres database. Its errors don't quote the URL, because any part of it may
+// be a password.
+func Path(url string) (path string, shared bool, err error) {
 	path, isSQLite := strings.CutPrefix(url, "sqlite:")
+	path, option, given := strings.Cut(path, "?shared")
 	if isSQLite && strings.HasPrefix(path, "///") {
 		path = path[2:] // after an empty authority
 	}
 	switch {
 	case url == "":
-		return "", errors.New("the URL is empty")
+		return "", false, errors.New("the URL is empty")
 	case IsPostgres(url):
-		return "", nil
+		return "", false, nil
+	case given && option != "=true" && option != "=false":
+		return "", false, errors.New("after the path comes ?shared=true, ?shared=false or nothing")
 	case path == "":
-		return "", errors.New("the path is empty")
+		return "", false, errors.New("the path is empty")
 	case isSQLite && strings.HasPrefix(path, "//"):
-		return "", errors.New("after sqlite: comes a path, as in sqlite:data.db or sqlite:/var/lib/data.db")
+		return "", false, errors.New("after sqlite: comes a path, as in sqlite:data.db or sqlite:/var/lib/data.db")
 	case path == ":memory:":
-		return "", errors.New("a database in memory cannot be shared; OpenSQLite opens one")
+		return "", false, errors.New("a database in memory cannot be shared; OpenSQLite opens one")
 	case !IsPath(path):
-		return "", errors.New("the URL is neither a postgres:// URL nor the path of a SQLite file; " + Remedy)
+		return "", false, errors.New("the URL is neither a postgres:// URL nor the path of a SQLite file; " + Remedy)
 	}
-	return path, nil
+	return path, option == "=true", nil
 }
 
 // IsPostgres reports whether a URL names a Postgres database.

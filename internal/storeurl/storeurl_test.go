@@ -15,10 +15,25 @@ func TestAURLIsOfPostgresOrAPath(t *testing.T) {
 		"/var/lib//data.db": "/var/lib//data.db", "sqlite:./dir//data.db": "./dir//data.db", "/env=prod/data.db": "/env=prod/data.db",
 		"/a?b=c;d&e@f.db": "/a?b=c;d&e@f.db", "sqlite:/a?b=c": "/a?b=c", "./a?b=c;d&e@f.db": "./a?b=c;d&e@f.db", "../a=b": "../a=b", "a;b&c d%.db": "a;b&c d%.db",
 	} {
-		got, err := Path(url)
+		got, shared, err := Path(url)
 		require.NoError(t, err, url)
+		require.False(t, shared, url)
 		require.Equal(t, want, got, url)
 	}
+}
+
+func TestAFileIsSharedIfItsURLSaysSo(t *testing.T) {
+	for url, want := range map[string]bool{
+		"data.db?shared=true": true, "sqlite:data.db?shared=true": true, "sqlite:/var/lib/data.db?shared=true": true,
+		"data.db?shared=false": false, "data.db": false,
+	} {
+		_, shared, err := Path(url)
+		require.NoError(t, err, url)
+		require.Equal(t, want, shared, url)
+	}
+	path, _, err := Path("sqlite:///var/lib/data.db?shared=true")
+	require.NoError(t, err)
+	require.Equal(t, "/var/lib/data.db", path)
 }
 
 func TestWhatIsNoPathIsRefusedAndNotQuoted(t *testing.T) {
@@ -27,8 +42,9 @@ func TestWhatIsNoPathIsRefusedAndNotQuoted(t *testing.T) {
 		"u:sEcrEt@h/db", "localhost:5432", "localhost:5432/db", "dbname=x", "http://sEcrEt",
 		":memory:", "sqlite::memory:", "sqlite:postgres://u:sEcrEt@h/db", "u:sEc/sEcrEt@h/db", "u:sEcrEt/x@tcp(db)/x",
 		"postgres//u:sEcrEt@h/db", "postgres.//u:sEcrEt@h/db", "h/db?user=u&pass=sEcrEt", "nats//h:4222", "nats//h", "nats:/h:4222", "sEcrEt@h", "sqlite:u:sEcrEt@h/db", "a:b.db", "sqlite:dir//data.db",
+		"/data.db?shared", "/data.db?shared=", "/data.db?shared=1", "/data.db?shared=sEcrEt", "/data.db?shared=true&x=sEcrEt", "?shared=true", "h/db?user=sEcrEt?shared=true",
 	} {
-		path, err := Path(url)
+		path, _, err := Path(url)
 		if err == nil || path != "" || strings.Contains(err.Error(), "sEcrEt") {
 			t.Errorf("%q: got %q, %v", url, path, err)
 		}

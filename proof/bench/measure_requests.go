@@ -30,7 +30,7 @@ func measureRequests(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	for _, on := range [][2]string{{"Postgres", postgres}, {"SQLite", filepath.Join(b.files, b.name()+".db")}} {
+	for _, on := range [][2]string{{"Postgres", postgres}, {"SQLite", filepath.Join(b.files, b.name()+".db?shared=true")}} {
 		store, err := tenure.Open(ctx, on[1])
 		if err != nil {
 			return err

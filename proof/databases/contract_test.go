@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -204,7 +205,10 @@ func TestSQLiteKeepsTheContract(t *testing.T) {
 
 func TestAStoreIsOpenedByItsURL(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tenure.db")
-	for url, want := range map[string]tenure.Database{testkit.PostgresURL(t): (*tenure.PostgresStore)(nil), path: (*tenure.SQLiteStore)(nil), "sqlite:" + path + "2": (*tenure.SQLiteStore)(nil)} {
+	for url, want := range map[string]tenure.Database{
+		testkit.PostgresURL(t): (*tenure.PostgresStore)(nil), path: (*tenure.SQLiteStore)(nil), "sqlite:" + path + "2": (*tenure.SQLiteStore)(nil),
+		path + "3?shared=true": (*tenure.SQLiteStore)(nil), "sqlite:" + path + "4?shared=true": (*tenure.SQLiteStore)(nil),
+	} {
 		store, err := tenure.Open(t.Context(), url)
 		require.NoError(t, err)
 		defer store.Close()
@@ -212,7 +216,8 @@ func TestAStoreIsOpenedByItsURL(t *testing.T) {
 		require.NoError(t, store.Migrate(t.Context()))
 		lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
 		testkit.MustAcquire(t, lease)
-		require.Nil(t, store.Traits().Alone)
+		_, onSQLite := want.(*tenure.SQLiteStore)
+		require.Equal(t, onSQLite && !strings.HasSuffix(url, "?shared=true"), store.Traits().Alone != nil, url)
 	}
 	for url, want := range map[string]error{"mysql://u:sEcrEt@h": tenure.ErrInvalid, "sqlite::memory:": tenure.ErrInvalid, "": tenure.ErrInvalid, "nats//h": tenure.ErrInvalid, "postgres.//h/db": tenure.ErrInvalid, filepath.Join(path, "none"): tenure.ErrSetup} {
 		store, err := tenure.Open(t.Context(), url)

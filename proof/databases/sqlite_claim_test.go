@@ -44,7 +44,7 @@ func TestASQLiteFileIsRefusedToASecondProcessUnlessBothShareIt(t *testing.T) {
 		t.Helper()
 		require.ErrorIs(t, err, tenure.ErrSetup)
 		require.ErrorContains(t, err, fmt.Sprintf("the file is in use: process %d has it open", other.Process.Pid))
-		require.ErrorContains(t, err, "set Shared in all programs that use it")
+		require.ErrorContains(t, err, "set Shared in all programs that use it, or add ?shared=true")
 	}
 	_, err = tenure.OpenSQLite(t.Context(), path, alone)
 	refused(err)
