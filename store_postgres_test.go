@@ -700,6 +700,47 @@ func TestALeaseIsReleasedAndAcquiredWhateverBecomesOfTheTombstones(t *testing.T)
 	}
 }
 
+// An ORM hands it on as it is.
+func TestTheRawErrorOfAFenceStatementNamesTheFuncToCall(t *testing.T) {
+	store := testkit.OpenPostgres(t, testkit.PostgresURL(t), tenure.PostgresConfig{})
+	testkit.Migrate(t, store)
+	term := testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{}))
+	query, args, err := store.FenceStatement(term)
+	testkit.WantErr(t, err, nil)
+	testkit.ExecPostgres(t, store.Pool(), `DELETE FROM objects`)
+	_, raw := store.DB().Exec(query, args...)
+	testkit.WantErr(t, tenure.FenceError(raw), tenure.ErrLost)
+	const want = `invalid input syntax for type integer: "tenure: the term is over; records that stand: 0; call tenure.FenceError"`
+	if !strings.Contains(raw.Error(), want) {
+		t.Errorf("%v does not contain %s", raw, want)
+	}
+}
+
+func TestTombstonesThatMigrateIsAboutToCreateAreNotMissed(t *testing.T) {
+	for name, migrate := range map[string]bool{"with Migrate": true, "without": false} {
+		t.Run(name, func(t *testing.T) {
+			url := testkit.PostgresURL(t)
+			testkit.Migrate(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}))
+			testkit.ExecPostgres(t, testkit.PostgresPool(t, url), `DROP TABLE objects_tombstones`) // the table is another program's
+			var log testkit.SyncBuffer
+			store := testkit.OpenPostgres(t, url, tenure.PostgresConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			if migrate {
+				testkit.Migrate(t, store)
+			}
+			for _, id := range []string{"1", "2"} {
+				testkit.Put(t, store, tenure.Object{Key: tenure.Key{Type: "t", ID: id}})
+			}
+			want := 1
+			if migrate {
+				want = 0
+			}
+			if n := strings.Count(log.String(), "\n"); n != want {
+				t.Errorf("%d lines, not %d:\n%s", n, want, log.String())
+			}
+		})
+	}
+}
+
 func TestWhatWasFoundInTheDatabaseIsLookedAtAgainAfterAWhile(t *testing.T) {
 	url := testkit.PostgresURL(t)
 	pool := testkit.PostgresPool(t, url)

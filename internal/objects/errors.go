@@ -121,6 +121,9 @@ func (e *Conflict) Is(target error) bool { return target == ErrConflict }
 // FenceLost is part of the error with which a fence statement fails on Postgres.
 const FenceLost = "tenure: the term is over; records that stand: "
 
+// Remedy ends the text of a fence statement that has failed. An ORM shows that text to whoever has forgotten the call.
+const Remedy = "; call tenure.FenceError"
+
 // Moved is part of the error with which a statement fails on Postgres that names another server, or that depends on a
 // right whose record does.
 const Moved = "tenure: another server than the one that was looked at: "

@@ -100,8 +100,8 @@ const sessionIsHere = `(SELECT ` + isHere + ` FROM {objects} o WHERE o.object_ty
 // failUnlessHere fails unless there is one row, and the right was renewed on this server, with a text that explains the failure
 // in the server's log. The planner would cast a constant before the rows are counted; it can't cast this text.
 const failUnlessHere = `
-			SELECT CASE WHEN count(here) <> 1 THEN ('` + objects.FenceLost + `' || count(here))::int
-				WHEN bool_and(here) THEN 1 ELSE ('` + objects.Moved + `' || {server})::int END FROM `
+			SELECT CASE WHEN count(here) <> 1 THEN ('` + objects.FenceLost + `' || count(here) || '` + objects.Remedy + `')::int
+				WHEN bool_and(here) THEN 1 ELSE ('` + objects.Moved + `' || {server} || '` + objects.Remedy + `')::int END FROM `
 
 // The statements name every column, and a conflict target only of our own tombstones: the
 // table may be another program's, with more columns and other keys.

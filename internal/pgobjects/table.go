@@ -111,11 +111,14 @@ func (t *Table) Close() {
 func (t *Table) AwaitServer(ctx context.Context) error {
 	defer report.Flush(t.cfg.Logger)
 	return t.setups.whenUp(ctx, func() error {
-		_, err := t.setups.get(objects.WithLeaseCall(ctx)) // on a connection that will be needed anyway
-		if errors.Is(err, errNoTable) {
+		found, err := t.setups.inspect(ctx, t.setups.query) // on a connection that will be needed anyway
+		switch {
+		case errors.Is(err, errNoTable):
 			return nil // Migrate creates it
+		case err == nil && found.exists[objects.TableOfTombstones]:
+			t.setups.believe(found)
 		}
-		return err
+		return err // if nil, Migrate may create the tombstones; the next look warns if they are still missing
 	})
 }
 

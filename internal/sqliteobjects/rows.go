@@ -106,7 +106,7 @@ const (
 	endRowOrFail = `
 			UPDATE {rows} SET {session} = NULL{unexpired}{done} WHERE {id} = (
 				SELECT CASE (SELECT count(*) FROM {rows} WHERE {id} = ?1 AND +{session} = ?2 AND {token} = ?3{uncanceled})
-					WHEN 1 THEN ?1 ELSE json_extract('{}', '` + objects.FenceLost + `' || '0' || substr(?1, 1, 0)) END)`
+					WHEN 1 THEN ?1 ELSE json_extract('{}', '` + objects.FenceLost + `' || '0` + objects.Remedy + `' || substr(?1, 1, 0)) END)`
 )
 
 // takeRowsFor is takeRows for claims that expire.
