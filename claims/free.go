@@ -335,6 +335,10 @@ func (s *Session) windDown(ctx context.Context, t *term) {
 		if err == nil {
 			break
 		}
+		const often = 10
+		if errors.Is(err, tenure.ErrConflict) && failures < often { // a renewal came first
+			continue
+		}
 		s.cfg.Logger.Warn("failed to free keys at the end of a session; retrying", "session", t.id, "error", err)
 		select {
 		case <-idle: // deleting the record is enough now

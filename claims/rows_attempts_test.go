@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/storetest"
@@ -114,6 +115,24 @@ func TestTheAttemptOfATakeWhoseAnswerWasLostIsTakenBack(t *testing.T) {
 		require.Equal(w, 2, w.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL AND attempts = 1`))
 		time.Sleep(2 * ttl)
 		require.Equal(w, 2, w.count(`SELECT count(*) FROM tasks WHERE session IS NULL AND attempts = 0`))
+	})
+}
+
+// The session's own renewals may come first when it closes.
+func TestARenewalThatComesFirstCostsNoAttempt(t *testing.T) {
+	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
+		a := w.start("a")
+		_ = must(w.rowsOf(a, effect).Take(w.Context(), 1))(w.T)
+		refused := 0
+		a.fault(testkit.Only("put", func(ctx context.Context, _ storetest.Call, send func(context.Context) error) error {
+			if refused++; refused <= 4 {
+				return tenure.ErrConflict
+			}
+			return send(ctx)
+		}))
+		a.stop()
+		require.Greater(w, refused, 4)
+		require.Equal(w, 1, w.count(`SELECT count(*) FROM tasks WHERE session IS NULL AND attempts = 0`))
 	})
 }
 
