@@ -429,9 +429,19 @@ func (f *fleet) restartUnderLoad(t *testing.T, server *testkit.PostgresServer) {
 	close(stop)
 	load.Wait()
 
-	holder := f.holder(t)
-	swept := sweeps(holder.status(t))
-	testkit.Await(t, "the holder keeps sweeping", func() bool { return sweeps(holder.status(t)) >= swept+2 })
+	var holder *gateway // the lease may have passed to another one meanwhile
+	swept := make(map[*gateway]int)
+	for _, g := range f.gateways {
+		swept[g] = sweeps(g.status(t))
+	}
+	testkit.Await(t, "the holder keeps sweeping", func() bool {
+		for _, g := range f.gateways {
+			if status := g.status(t); holds(status) && sweeps(status) >= swept[g]+2 {
+				holder = g
+			}
+		}
+		return holder != nil
+	})
 	for _, g := range f.gateways {
 		require.False(t, g.hasExited(), g.name)
 	}

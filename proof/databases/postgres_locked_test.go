@@ -77,7 +77,7 @@ func TestTheErrorOfALeaseNamesThePreparedTransactionThatKeepsItsRecordLocked(t *
 			limited, cancel := context.WithTimeout(ctx, 3*time.Second)
 			err = call(limited)
 			cancel()
-			if !errors.Is(err, context.DeadlineExceeded) && !(err == nil || !strings.Contains(err.Error(), "see pg_prepared_xacts")) {
+			if !errors.Is(err, context.DeadlineExceeded) && (err == nil || !strings.Contains(err.Error(), "see pg_prepared_xacts")) {
 				break
 			}
 		}
