@@ -27,7 +27,7 @@ func TestARowWhoseOwnerIsNoSessionOfTheStoreIsNotTaken(t *testing.T) {
 		go func() { ended <- a.Run(ctx) }()
 		got, err := rows.Take(ctx, 2)
 		require.NoError(db, err)
-		require.Len(db, got, 1, "the row that nobody owns")
+		require.Len(db, got, 1, "the row without an owner")
 
 		// The owner's process has died, and its record was removed.
 		db.endedSession("gone")

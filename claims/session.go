@@ -46,7 +46,7 @@ type SessionConfig struct {
 	Expiry        tenure.ExpiryPolicy
 	Logger        *slog.Logger // default slog.Default()
 
-	// ReleaseRequested, if set, is called when another process requests a claim for which no func of [Keys.Do]
+	// ReleaseRequested, if set, handles the request of another process for a claim for which no func of [Keys.Do]
 	// runs, see [Keys.RequestRelease]. It is called once per claim, from one goroutine. It may release the
 	// claim, and must return promptly.
 	ReleaseRequested func(Claim)
@@ -405,7 +405,7 @@ func (s *Session) await(ctx context.Context) error {
 
 var errNotRun = errors.New("Session.Run was not called: until it is, nothing can be claimed")
 
-// missRun says, once, that a call waits for a session that nobody has begun.
+// missRun logs once that a call waits for a session whose Run was not called.
 func (s *Session) missRun() {
 	if s.started.Load() || !s.missed.CompareAndSwap(false, true) {
 		return

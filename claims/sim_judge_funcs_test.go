@@ -79,7 +79,7 @@ func (j *judge) overlap(older, newer *run) {
 	j.a.line.Say("judge", "%s's func for %s overlaps with %s's, excused: %s", older.life.name, older.ID, newer.life.name, why)
 }
 
-// returns is called when a func returns.
+// returns notes that a func has returned.
 func (j *judge) returns(r *run) {
 	k := j.keys[r.ID]
 	if r.life.dead() {
@@ -90,7 +90,7 @@ func (j *judge) returns(r *run) {
 	j.a.line.Say(r.life.name, "FUNC for %s has returned: %d", r.ID, r.Token)
 }
 
-// releasing is called when an application releases claims.
+// releasing notes that an application is about to release claims.
 func (j *judge) releasing(l *life, got []claims.Claim) {
 	j.a.line.Say(l.name, "releases %v", got)
 	if j.released[l] == nil {
