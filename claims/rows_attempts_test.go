@@ -3,6 +3,7 @@ package claims_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -123,15 +124,15 @@ func TestARenewalThatComesFirstCostsNoAttempt(t *testing.T) {
 	inRowsBubble(t, effect, 1, func(w *rowsWorld) {
 		a := w.start("a")
 		_ = must(w.rowsOf(a, effect).Take(w.Context(), 1))(w.T)
-		refused := 0
+		var puts atomic.Int32
 		a.fault(testkit.Only("put", func(ctx context.Context, _ storetest.Call, send func(context.Context) error) error {
-			if refused++; refused <= 4 {
+			if puts.Add(1) <= 4 {
 				return tenure.ErrConflict
 			}
 			return send(ctx)
 		}))
 		a.stop()
-		require.Greater(w, refused, 4)
+		require.Greater(w, puts.Load(), int32(4))
 		require.Equal(w, 1, w.count(`SELECT count(*) FROM tasks WHERE session IS NULL AND attempts = 0`))
 	})
 }
