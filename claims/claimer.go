@@ -26,6 +26,8 @@ type claimer struct {
 
 	// send sends the statement that takes keys or rows. free includes those whose sessions are gone.
 	send func(ctx context.Context, l *ledger, free, gone, missing []string) ([]objects.Claim, error)
+	// move takes a key from its owner, if the owner's claim is still the one that was seen.
+	move func(ctx context.Context, l *ledger, seen objects.Claim) ([]objects.Claim, error)
 	// keep turns what was taken by a statement into claims.
 	keep func(l *ledger, rows []objects.Claim, sent time.Time) ([]Claim, error)
 }
@@ -174,31 +176,20 @@ func (c *claimer) wait(ctx context.Context, ids func() []string) ([]Claim, error
 	for woken, tries := false, 0; ; {
 		ids := ids()
 		got, locked, err := c.try(ctx, ids, woken)
-		switch {
-		case len(got) > 0:
+		if len(got) > 0 {
 			return got, nil
-		case ctx.Err() != nil:
-			return nil, context.Cause(ctx)
-		case errors.Is(err, ErrClosed), errors.Is(err, tenure.ErrSetup), errors.Is(err, tenure.ErrInvalid):
-			return nil, err
-		case errors.Is(err, objects.ErrDrained):
-			if err := s.untilUndrained(ctx); err != nil {
-				return nil, err
-			}
-			woken = false
-			continue
-		case settlesIn(err) > 0: // settling has logged it
-		case err != nil && c.rows:
-			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to claim rows; retrying", err, "table", c.k.name)
-		case err != nil:
-			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to claim keys; retrying", err, "kind", c.k.name)
 		}
 		longest := pace.Jitter(c.poll)
-		if hints.Live() && err == nil && !c.rows { // no hint announces a row that becomes ready with time
+		if err != nil || ctx.Err() != nil {
+			if longest, err = c.afterFailure(ctx, err); err != nil {
+				return nil, err
+			}
+			if longest == 0 {
+				woken = false
+				continue
+			}
+		} else if hints.Live() && !c.rows { // no hint announces a row that becomes ready with time
 			longest = s.cfg.TTL
-		}
-		if in := settlesIn(err); in > 0 {
-			longest = in
 		}
 		if locked { // a write that is about to commit has locked a row, and sends no hint
 			longest = min(c.poll, 10*time.Millisecond<<min(tries, 10))
@@ -213,4 +204,24 @@ func (c *claimer) wait(ctx context.Context, ids func() []string) ([]Claim, error
 			pace.Sleep(ctx, rand.N(mostSpread))
 		}
 	}
+}
+
+// afterFailure returns for how long a call that waits pauses after an error, or the error that ends it.
+func (c *claimer) afterFailure(ctx context.Context, err error) (pause time.Duration, fatal error) {
+	s := c.k.s
+	switch {
+	case ctx.Err() != nil:
+		return 0, context.Cause(ctx)
+	case errors.Is(err, ErrClosed), errors.Is(err, tenure.ErrSetup), errors.Is(err, tenure.ErrInvalid), errors.As(err, new(*unattached)):
+		return 0, err
+	case errors.Is(err, objects.ErrDrained):
+		return 0, s.untilUndrained(ctx)
+	case settlesIn(err) > 0: // settling has logged it
+		return settlesIn(err), nil
+	case c.rows:
+		s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to claim rows; retrying", err, "table", c.k.name)
+	default:
+		s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to claim keys; retrying", err, "kind", c.k.name)
+	}
+	return pace.Jitter(c.poll), nil
 }

@@ -19,7 +19,12 @@ import (
 // calls or goroutines must still be busy.
 func (k *kind) free(l *ledger, unused bool, rows ...objects.Claim) (batches []*batch) {
 	batches = l.startFreeing(unused && k.queue != nil && k.queue.cfg.Attempts != "", rows)
-	if len(rows) > 0 && !l.freesRows {
+	for _, b := range batches {
+		if b.asks {
+			l.term.busy.Go(func() { k.offer(l, b) })
+		}
+	}
+	if len(l.toFree) > 0 && !l.freesRows {
 		l.freesRows = true
 		l.term.busy.Go(func() { k.freeBatches(l) })
 	}

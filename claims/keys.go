@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,18 +36,31 @@ func newKeys(s *Session, name string) (*Keys, error) {
 	if err := s.validKind(name); err != nil {
 		return nil, err
 	}
+	return keysOf(s, name)
+}
+
+func keysOf(s *Session, name string) (*Keys, error) {
 	kind, err := newKind(s, s.table, nil, name)
 	if err != nil {
 		return nil, err
 	}
-	return &Keys{s, name, kind, &claimer{
+	k := &Keys{s: s, name: name, kind: kind}
+	k.claimer = &claimer{
 		k: kind, poll: s.cfg.PollInterval,
 		send: func(ctx context.Context, l *ledger, free, gone, missing []string) ([]objects.Claim, error) {
 			return s.claims.Take(ctx, l.term.id, name, free, gone, missing, s.limit)
 		},
+		move: func(ctx context.Context, l *ledger, seen objects.Claim) ([]objects.Claim, error) {
+			moved, _, err := s.claims.Move(ctx, l.term.id, name, []objects.Claim{seen}, s.limit)
+			return moved, err
+		},
 		keep: func(l *ledger, rows []objects.Claim, _ time.Time) ([]Claim, error) { return kind.keep(l, rows) },
-	}}, nil
+	}
+	return k, nil
 }
+
+// ownKinds is how the names of kinds begin that this package uses for itself.
+const ownKinds = "tenure."
 
 func (s *Session) validKind(name string) error {
 	if name == "" {
@@ -54,6 +68,9 @@ func (s *Session) validKind(name string) error {
 	}
 	if err := objects.ValidName("kind", name); err != nil {
 		return err
+	}
+	if strings.HasPrefix(name, ownKinds) {
+		return fmt.Errorf("%w: the kind %q: names that begin with %q are this library's", tenure.ErrInvalid, name, ownKinds)
 	}
 	return s.table.fits(name)
 }

@@ -379,6 +379,9 @@ func (k *kind) ended(lost error, claims ...Claim) {
 // end marks one claim as ended, and cancels its func with lost, if that is not nil. The caller holds the session's mu.
 func (k *kind) end(lost error, c Claim) {
 	if l := k.ledger; l != nil && l.term.id == c.Session {
+		if l.requested[c.Key.ID] && l.term.over == nil {
+			l.term.busy.Go(func() { k.s.wake(attachKey(k.name)) })
+		}
 		l.end(c.Key.ID, c.Token)
 		k.s.noteGivenBack()
 	}

@@ -32,6 +32,7 @@ type ledger struct {
 type batch struct {
 	rows []objects.Claim
 	how  objects.Freeing
+	asks bool          // another session has asked for the row, which is the only one
 	done chan struct{} // closed when the rows are free, or the session is lost
 }
 
@@ -174,8 +175,13 @@ func (l *ledger) end(id string, token int64) {
 func (l *ledger) startFreeing(unused bool, rows []objects.Claim) (batches []*batch) {
 	for _, r := range rows {
 		how := objects.Freeing{Unused: unused && l.spent[r.ID] != r.Token}
+		asked := l.requested[r.ID] && l.holds(r.ID, r.Token)
 		l.drop(r.ID)
 		l.freeing[r.ID]++
+		if asked {
+			batches = append(batches, &batch{rows: []objects.Claim{r}, how: how, asks: true, done: make(chan struct{})})
+			continue
+		}
 		b := lastBatch(l.toFree, func(b *batch) bool { return b.how == how })
 		if b == nil || len(b.rows) == perStatement {
 			b = &batch{how: how, done: make(chan struct{})}

@@ -62,6 +62,8 @@ type watcher interface {
 	rowFreed(ctx context.Context, before objects.Claim)
 	rowMoved(ctx context.Context, seen, before, after objects.Claim)
 	noticePruned(before objects.Claim) // that its claim was moved
+	wished(ctx context.Context, wish objects.Claim)
+	offered(ctx context.Context, before, wish objects.Claim) // the owner of a key has moved the wish for it to itself
 	fencedWrite(ctx context.Context, by objects.Claim, err error)
 }
 
@@ -260,7 +262,11 @@ func (d *memDB) take(ctx context.Context, session, kind string, ids, missing []s
 			before := r.Claim
 			r.Session, r.Token = session, max(r.Token+1, d.now().UnixMicro())
 			taken = append(taken, r.Claim)
-			d.watcher.rowTaken(ctx, before, r.Claim)
+			if isWish(r.Claim) {
+				d.watcher.wished(ctx, r.Claim)
+			} else {
+				d.watcher.rowTaken(ctx, before, r.Claim)
+			}
 		}
 	})
 	return taken, err
@@ -290,7 +296,11 @@ func (d *memDB) Move(ctx context.Context, session, kind string, seen []objects.C
 			r.Session, r.Token = session, max(r.Token+1, d.now().UnixMicro())
 			d.wanted[before] = true
 			moved = append(moved, r.Claim)
-			d.watcher.rowMoved(ctx, was[r.ID], before, r.Claim)
+			if isWish(r.Claim) {
+				d.watcher.offered(ctx, before, r.Claim)
+			} else {
+				d.watcher.rowMoved(ctx, was[r.ID], before, r.Claim)
+			}
 		}
 	})
 	return moved, locked, err
@@ -306,7 +316,9 @@ func (d *memDB) Free(ctx context.Context, session, kind string, ids []string, to
 		for _, r := range rows {
 			before := r.Claim
 			r.Session = ""
-			d.watcher.rowFreed(ctx, before)
+			if !isWish(before) {
+				d.watcher.rowFreed(ctx, before)
+			}
 		}
 	})
 }
@@ -545,5 +557,7 @@ func (noWatcher) rowTaken(context.Context, objects.Claim, objects.Claim) {}
 func (noWatcher) rowFreed(context.Context, objects.Claim)                {}
 func (noWatcher) rowMoved(context.Context, objects.Claim, objects.Claim, objects.Claim) {
 }
-func (noWatcher) noticePruned(objects.Claim)                        {}
-func (noWatcher) fencedWrite(context.Context, objects.Claim, error) {}
+func (noWatcher) noticePruned(objects.Claim)                            {}
+func (noWatcher) fencedWrite(context.Context, objects.Claim, error)     {}
+func (noWatcher) wished(context.Context, objects.Claim)                 {}
+func (noWatcher) offered(context.Context, objects.Claim, objects.Claim) {}

@@ -210,16 +210,21 @@ func (q *Queue) Owner(ctx context.Context, id string) (tenure.Holding, error) {
 	return holding, opError("owner of "+q.cfg.Table+"/"+id, err)
 }
 
+// keepsRequests returns the error of a method that needs a column for requests, if there is none.
+func (q *Queue) keepsRequests(method string) error {
+	if q.cfg.Requested == "" {
+		return fmt.Errorf("%w: %s needs a column that keeps requests: set Requested", tenure.ErrInvalid, method)
+	}
+	return nil
+}
+
 // RequestRelease asks the owners of rows to release them, as [Keys.RequestRelease] does. It needs
 // [QueueConfig.Requested]; without it, the error is [tenure.ErrInvalid]. Only sessions that a process runs with
 // [Session.Run] are asked. A transaction that has locked one of the rows, as a fenced write under its claim
 // does at its end, delays the request. Because the request changes the row, it may end a fenced transaction
 // above READ COMMITTED with a serialization failure; retry that transaction.
 func (q *Queue) RequestRelease(ctx context.Context, ids ...string) error {
-	err := q.rows.validKeys(q.cfg.Table, ids)
-	if q.cfg.Requested == "" {
-		err = fmt.Errorf("%w: RequestRelease needs a column that keeps requests: set Requested", tenure.ErrInvalid)
-	}
+	err := cmp.Or(q.keepsRequests("RequestRelease"), q.rows.validKeys(q.cfg.Table, ids))
 	if err == nil {
 		err = q.rows.request(ctx, q.store, q.cfg.Table, ids)
 	}

@@ -47,14 +47,15 @@ func (s *Session) serveRequests(ctx context.Context, t *term) {
 		case <-hints.C():
 		case <-t.requested:
 		}
+		began := time.Now()
 		if err := s.readRequests(ctx, t); err != nil && ctx.Err() == nil {
 			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to read requests for keys; retrying within a TTL", err)
 			s.doubtMoves(t)
 		}
-		select { // so that a flood of hints causes no more reads than this
+		select { // so that a flood of hints leaves most of the time to others
 		case <-t.ended:
 			return
-		case <-time.After(coalesce):
+		case <-time.After(max(5*time.Millisecond, min(4*time.Since(began), coalesce))):
 		}
 	}
 }

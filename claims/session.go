@@ -84,7 +84,8 @@ type Session struct {
 	missed   atomic.Bool // a warning says that it was not called
 	sweeper  sweeper
 	retries  logtext.Retries
-	joining  sync.Mutex // held while a worker is added, so that two queues on a table share one kind
+	joining  sync.Mutex       // held while a worker is added, so that two queues on a table share one kind
+	wishes   map[string]*Keys // by the kind of what is wished for; guarded by joining
 
 	mu      sync.Mutex // guards the fields below, and those of the kinds; never held across I/O
 	term    *term      // nil while there is none

@@ -64,6 +64,7 @@ type traits struct {
 	slots         int  // at most so many are held; 0: there are none
 	hurries       bool // processes do little else than take slots and give them back soon
 	moves         bool // processes move the claims of others to themselves
+	attaches      bool // processes attach to the keys of others
 	latency       time.Duration
 }
 
@@ -102,6 +103,7 @@ func newTraits(seed uint64, rng *rand.Rand) traits {
 		a.perKey = 1 + rng.IntN(2)
 	}
 	a.moves = testkit.RNG(seed, 202).IntN(2) == 0
+	a.attaches = testkit.RNG(seed, 207).IntN(2) == 0
 	a.drains = testkit.RNG(seed, 205).IntN(3) == 0
 	if rng := testkit.RNG(seed, 204); rng.IntN(2) == 0 {
 		a.slots = 1 + rng.IntN(4)

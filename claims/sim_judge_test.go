@@ -25,6 +25,7 @@ type judge struct {
 	keys     map[string]*key
 	waits    map[*waiting]bool
 	released map[*life]map[claims.Claim]bool // what the application has released
+	offers   map[objects.Claim]*offer        // by the claims that others wish for
 	moved    map[objects.Claim]bool          // claims that others have moved to themselves; true: the notice of it was pruned
 
 	remotes        []*remote // that run
@@ -69,6 +70,7 @@ type key struct {
 	ended   time.Time // when it did
 	ran     int64     // the greatest token for which a func began
 	tainted bool      // the tables were restored since its row changed
+	wished  bool      // processes have attached to it
 }
 
 // claimed is a claim, and the process that has made it.
@@ -94,7 +96,7 @@ func (w *waiting) wants() []string {
 }
 
 func newJudge(a *arena) *judge {
-	j := &judge{a: a, sessions: map[string]*session{}, keys: map[string]*key{}, waits: map[*waiting]bool{}, released: map[*life]map[claims.Claim]bool{}, moved: map[objects.Claim]bool{}}
+	j := &judge{a: a, sessions: map[string]*session{}, keys: map[string]*key{}, waits: map[*waiting]bool{}, released: map[*life]map[claims.Claim]bool{}, moved: map[objects.Claim]bool{}, offers: map[objects.Claim]*offer{}}
 	j.remoteSessions, j.servings = map[string]*remoteRecord{}, map[*serving]bool{}
 	j.jobTokens, j.doneBy = map[string]int64{}, map[string]objects.Claim{}
 	for _, id := range slices.Concat(a.keys, a.slotIDs(a.slots)) {
@@ -221,7 +223,7 @@ func (j *judge) rowTaken(ctx context.Context, before, after objects.Claim) {
 		testkit.Count(&j.judged, "slots taken")
 		j.slotTaken(l, after)
 	}
-	if _, moved := j.moved[before]; before.Session != "" && !moved {
+	if _, moved := j.moved[before]; before.Session != "" && !moved && !j.attached(l, before, after) {
 		testkit.Count(&j.judged, "claims of rows of the dead")
 		if old := j.sessions[before.Session]; old.stands() {
 			j.violated("S1", "%s takes %s from %s, which stands", l.name, after.ID, old.who())
@@ -262,7 +264,9 @@ func (j *judge) rowMoved(ctx context.Context, seen, before, after objects.Claim)
 	} else if before.Session == after.Session {
 		j.violated("move", "%s moves %s from itself", l.name, after.ID)
 	}
-	j.moved[before] = false
+	if o := j.offers[before]; o == nil || o.at.IsZero() {
+		j.moved[before] = false
+	}
 	j.rowTaken(ctx, before, after)
 }
 
@@ -308,6 +312,7 @@ func (j *judge) noProcessHolds(k *key, when string) {
 func (j *judge) rowFreed(ctx context.Context, before objects.Claim) {
 	k, s, by := j.keys[before.ID], j.sessions[before.Session], lifeOf(ctx)
 	j.freed++
+	j.offerEnds(by, before)
 	j.a.line.Say(by.name, "%s of session %s is free", before.ID, before.Session[:4])
 	if s.stands() && s.life != by && !s.tainted {
 		j.violated("S6", "%s frees %s, which belongs to %s", by.name, before.ID, s.who())

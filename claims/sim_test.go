@@ -41,6 +41,9 @@ import (
 //   - Move: a claim is moved only if it is the one that was seen. Its former owner may believe in it until
 //     it hears of that: within the time of liveness.
 //
+//   - Attach: a key goes to the process that attaches to it only once the func of its owner has returned, and to no other
+//     while it is offered, unless that process is dead or too late.
+//
 //   - Liveness: a call that waits gets a key that is free. No row names a session that does not know of it for
 //     longer than two TTLs, and no claim that its row contradicts is held for longer.
 //

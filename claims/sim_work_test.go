@@ -81,6 +81,9 @@ func (l *life) get(ctx context.Context, ids []string) ([]claims.Claim, error) {
 	if a.moves && d.One(6) {
 		return l.move(ctx, ids)
 	}
+	if a.attaches && d.One(4) {
+		return l.attach(ctx, ids[0]), nil
+	}
 	ctx, done := l.waits(ctx, ids)
 	defer done()
 	return l.keys.Claim(ctx, ids...)

@@ -71,6 +71,9 @@ func newWorker(s *Session, q *Queue) (*Worker, error) {
 		send: func(ctx context.Context, l *ledger, free, _, _ []string) ([]objects.Claim, error) {
 			return q.table.TakeReady(ctx, objects.Taking{Session: l.term.id, N: len(free), Only: free}, s.limit)
 		},
+		move: func(ctx context.Context, l *ledger, seen objects.Claim) ([]objects.Claim, error) {
+			return q.table.Move(ctx, l.term.id, seen, s.limit)
+		},
 	}
 	q.addWorker(w)
 	return w, nil
@@ -116,7 +119,7 @@ func (w *Worker) TryClaim(ctx context.Context, ids ...string) ([]Claim, error) {
 
 // Claim is like [Worker.TryClaim], but waits until it gets at least one of the rows. Rows need not exist yet.
 // Errors of the store do not end it, except [tenure.ErrSetup]. To take a row from its owner, call
-// [Queue.RequestRelease] first.
+// [Worker.Attach].
 func (w *Worker) Claim(ctx context.Context, ids ...string) ([]Claim, error) {
 	var got []Claim
 	err := w.kind.table.validKeys(w.q.cfg.Table, ids)

@@ -197,6 +197,12 @@ func (r faultyRows) TakeReady(ctx context.Context, take objects.Taking, limit ti
 	})
 }
 
+func (r faultyRows) Move(ctx context.Context, session string, seen objects.Claim, limit time.Duration) ([]objects.Claim, error) {
+	return within(ctx, r.f, limit, r.call("move", "", session, []string{seen.ID}), func(ctx context.Context) ([]objects.Claim, error) {
+		return r.table.Move(ctx, session, seen, limit)
+	})
+}
+
 func (r faultyRows) Ready(ctx context.Context, take objects.Taking, limit time.Duration) ([]string, error) {
 	return within(ctx, r.f, limit, r.call("ready", "", "", nil), func(ctx context.Context) ([]string, error) {
 		return r.table.Ready(ctx, take, limit)

@@ -151,6 +151,9 @@ type RowsTable interface {
 	TakeReady(ctx context.Context, take Taking, limit time.Duration) ([]Claim, error)
 	// Ready returns the IDs of the rows that TakeReady would take.
 	Ready(ctx context.Context, take Taking, limit time.Duration) ([]string, error)
+	// Move makes a session the owner of another's row, if the claim on it is the one that was seen, and counts no attempt.
+	// It leaves a row that is canceled, or that another transaction has locked.
+	Move(ctx context.Context, session string, seen Claim, limit time.Duration) ([]Claim, error)
 	// List returns the claims on at most n rows, in the order of their IDs, beginning after the
 	// given ID.
 	List(ctx context.Context, after string, n int, limit time.Duration) ([]Claim, error)
@@ -246,12 +249,14 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 		}
 		attempts = strings.NewReplacer("{}", attempts, "{most}", most).Replace("CASE WHEN {} < 0 THEN 0 WHEN {} > {most} THEN -{} ELSE {} END")
 	}
-	count += assign(cfg.Taken)
+	taken := assign(cfg.Taken)
+	count += taken
 	countFor := count
 	unexpired := ""
 	if cfg.Expires != "" { // also when a row is freed: a worker whose config lacks the column may take it next
 		unexpired = ", " + Quoted(cfg.Expires) + " = NULL"
 		count += unexpired
+		taken += unexpired
 		countFor += ", " + Quoted(cfg.Expires) + " = " + d.In(strconv.FormatInt(cfg.Lasts.Microseconds(), 10))
 	}
 	order := Quoted(cfg.ID)
@@ -262,7 +267,7 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 		"{id}", Quoted(cfg.ID), "{session}", Quoted(cfg.Session), "{token}", Quoted(cfg.Token), "{not_before}", notBefore, "{requested}", Quoted(cfg.Requested),
 		"{attempts}", attempts, "{count}", count, "{and_ready}", ready + d.Ready, "{and_ready_when_due}", andReadyWhenDue, "{order}", order,
 		"{done}", assign(cfg.Done), "{exhausted}", assign(cfg.Exhausted), "{canceled}", canceled, "{uncanceled}", uncanceled,
-		"{count_for}", countFor, "{uncount}", uncount, "{rest}", rest, "{released}", assign(cfg.Released), "{expires}", Quoted(cfg.Expires), "{unexpired}", unexpired,
+		"{count_for}", countFor, "{taken}", taken, "{uncount}", uncount, "{rest}", rest, "{released}", assign(cfg.Released), "{expires}", Quoted(cfg.Expires), "{unexpired}", unexpired,
 		"{key}", Quoted(cfg.PerKey), "{key_limit}", strconv.Itoa(cfg.KeyLimit),
 	}
 }

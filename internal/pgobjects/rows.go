@@ -102,6 +102,12 @@ const (
 				UPDATE {rows} SET {session} = $1, {token} = greatest(CASE WHEN {token} < {version_limit} THEN {token} + 1 END, {now_us}){count}
 				WHERE {id} = ANY(ARRAY(SELECT tenure_id FROM tenure_ready)) RETURNING {id} AS id, {token} AS token, {attempts} AS attempts)
 			SELECT id::text, $1, coalesce(token, 0), coalesce(attempts, 0) FROM tenure_taken RIGHT JOIN tenure_numbered USING (id) ORDER BY number`
+	moveRow = `
+			WITH tenure_locked AS MATERIALIZED (
+				SELECT {id} AS id FROM {rows} WHERE {id} = $2::text::{type} AND {session} IS NOT DISTINCT FROM $3 AND {token} = $4{uncanceled}
+				FOR NO KEY UPDATE SKIP LOCKED)
+			UPDATE {rows} SET {session} = $1, {token} = greatest(CASE WHEN {token} < {version_limit} THEN {token} + 1 END, {now_us}){taken}
+			WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id}::text, {session}, {token}, {attempts}`
 	whichAreReady = `
 			SELECT {id}::text AS tenure_id, $1::text, 0::bigint, 0 ` + readyRows + ` ORDER BY {order} LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED`
 	freeRows = `
@@ -236,6 +242,10 @@ func (r *Rows) TakeReady(ctx context.Context, take objects.Taking, limit time.Du
 		return nil, &objects.Refused{Cause: errUntaken}
 	}
 	return taken, err
+}
+
+func (r *Rows) Move(ctx context.Context, session string, seen objects.Claim, limit time.Duration) ([]objects.Claim, error) {
+	return r.query(ctx, limit, 0, moveRow, session, seen.ID, seen.Session, seen.Token)
 }
 
 var errUntaken = errors.New("nothing is updated: a trigger prevents that")

@@ -66,6 +66,9 @@ const (
 	takeRows = `
 			UPDATE {rows} SET {session} = ?1, {token} = max(CASE WHEN {token} < {version_limit} THEN {token} + 1 ELSE 0 END, ?2){count}
 			WHERE {id} IN (SELECT value FROM json_each(?3)) AND {session} IS NULL RETURNING ` + rowColumns
+	moveRow = `
+			UPDATE {rows} SET {session} = ?1, {token} = max(CASE WHEN {token} < {version_limit} THEN {token} + 1 ELSE 0 END, ?2){taken}
+			WHERE {id} = ?3 AND +{session} = ?4 AND {token} = ?5{uncanceled} RETURNING ` + rowColumns
 	// The + keeps it from using the index on the session.
 	freeRows = `
 			UPDATE {rows} SET {set} WHERE +{session} = ?1 AND ({id}, coalesce({token}, 0)) IN (
@@ -245,6 +248,14 @@ func (r *Rows) TakeReady(ctx context.Context, take objects.Taking, limit time.Du
 	}
 	slices.SortFunc(taken, func(a, b objects.Claim) int { return cmp.Compare(at[a.ID], at[b.ID]) })
 	return taken, nil
+}
+
+func (r *Rows) Move(ctx context.Context, session string, seen objects.Claim, limit time.Duration) (moved []objects.Claim, err error) {
+	err = r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) (err error) {
+		moved, err = all(ctx, tx, r.scan, r.texts.In(moveRow), session, time.Now().UnixMicro(), seen.ID, seen.Session, seen.Token)
+		return err
+	})
+	return moved, err
 }
 
 var errUntaken = errors.New("nothing is updated: a trigger ignores that, or the ID does not have the column's type")

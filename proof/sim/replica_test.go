@@ -255,7 +255,12 @@ func (r *replica) pause(d time.Duration, suspends bool) {
 		if suspends {
 			r.clocks.Resume()
 		}
-		r.change(func() { r.paused = nil })
+		r.change(func() {
+			r.paused = nil
+			if l := r.life; l != nil && l.held > 0 { // a release that was under way counts towards its term
+				l.held += d
+			}
+		})
 		r.w.line.Say(r.name, "is resumed")
 		close(resumed)
 	})
