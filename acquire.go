@@ -139,7 +139,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 	}
 	defer l.memory.Begins(id)()
 	obj, err := l.put(ctx, l.object(term, on), cond.OnServer(on.Server, l.memory.Newest()))
-	answered := err == nil || objects.Answered(err)
+	answered := err == nil || objects.Refusal(err)
 	if answered && witness != "" {
 		witnessed.Answered(ctx, l.cfg.Key.Type, l.cfg.Key.ID)
 	}
@@ -220,7 +220,7 @@ func (l *Lease) Renew(ctx context.Context, term *Term) error {
 		attempt := term.clock()
 		version, on, cond := term.at.startRenewal()
 		obj, err := l.put(ctx, l.object(term, on), cond)
-		if objects.Answered(err) {
+		if objects.Refusal(err) {
 			term.at.refused(version)
 		}
 		switch {
@@ -279,8 +279,8 @@ func (l *Lease) tooLate(ctx context.Context, term *Term) error {
 //     it sent the heartbeat that was last answered; the servers' terms mean nothing.
 //
 // The record continues to name the process that began the term. [CoordinatorConfig.FencePredecessor] gets that name,
-// so don't use both. A resumed term that a process holds is lost if a renewal gets no answer, and can be resumed
-// again. A request of [Lease.RequestRelease] reaches only [Coordinator.Hold], not a worker behind servers.
+// so don't use both. A resumed term that a process holds is lost if a renewal was stored but its answer was lost; it
+// can be resumed again. A request of [Lease.RequestRelease] reaches only [Coordinator.Hold], not a worker behind servers.
 //
 // After a failover of the database, Resume returns [ErrHeld] until the failover has settled: another term may have
 // followed, and its record may have been lost. It returns [ErrLost] if the record is another term's or is gone, or

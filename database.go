@@ -242,7 +242,7 @@ func (s *tables) notItself(key Key) error {
 // opError says which operation failed, on which key, and whether its context has ended: some
 // drivers only say that they were interrupted.
 func opError(ctx context.Context, op string, key Key, err error) error {
-	if ended := ctx.Err(); ended != nil && !objects.Answered(err) && !errors.Is(err, ended) {
+	if ended := ctx.Err(); ended != nil && !objects.Refusal(err) && !errors.Is(err, ended) {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
 	return fmt.Errorf("tenure: %s %s: %w", op, key, err)

@@ -63,7 +63,8 @@
 //     what it has seen itself. If a standby was not told that another term began, because the
 //     record was changed by hand or a hint was lost, the takeover may take the standby's own TTL
 //     if that is longer.
-//   - A write that was stored, but whose answer was lost, does not cost the holder its term.
+//   - A write that was stored, but whose answer was lost, does not cost the holder its term, if a later renewal is
+//     answered in time, and the term was not resumed: see [Lease.Resume].
 //
 // # What can make two jobs overlap
 //

@@ -132,7 +132,7 @@ func (l *Lease) vacate(ctx context.Context, term *Term, offerFor time.Duration) 
 		obj.Labels = record.WithLineage(obj.Labels, offer.Term, on.Mark, "")
 	}
 	_, err = l.put(ctx, obj, IfVersion(version).OnServer(on.Server, 0))
-	if err == nil || !objects.Answered(err) {
+	if err == nil || !objects.Refusal(err) {
 		l.wake(ctx)
 	}
 	return err

@@ -90,7 +90,7 @@ func (l *Lease) remove(ctx context.Context, version int64, on Lineage) error {
 		return notifier.DeleteAndWake(ctx, l.cfg.Key, cond)
 	}
 	err := l.store.DeleteIf(ctx, l.cfg.Key, cond) // and not that of a store which this one wraps
-	if err == nil || !objects.Answered(err) {
+	if err == nil || !objects.Refusal(err) {
 		l.wake(ctx)
 	}
 	return err

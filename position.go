@@ -11,7 +11,7 @@ import (
 // concurrent use.
 type position struct {
 	mu       sync.Mutex
-	version  int64   // of the record; 0: a failover has lost it
+	version  int64   // of the record; 0: there is none, because a failover has lost it
 	greatest int64   // the greatest version that the record had in this term
 	inDoubt  int     // writes that expect this version and have no answer, or none yet
 	on       Lineage // where the record was last seen

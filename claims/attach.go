@@ -240,7 +240,7 @@ func (k *kind) offer(l *ledger, b *batch) {
 	if wished {
 		k.s.wake(attachKey(k.name))
 		began, lasts := time.Now(), min(k.s.cfg.TTL/6, 2*time.Second)
-		for tries := 0; time.Since(began) < lasts && awaitUnlocked(l.term.ctx, tries); tries++ {
+		for tries := 0; time.Since(began) < lasts && awaitUnlocked(l.term.ctx, min(tries, 4)); tries++ {
 			if ended, _, err := k.table.standing(l.term.ctx, k.name, []objects.Claim{row}); err == nil && len(ended) > 0 {
 				break
 			}

@@ -151,6 +151,22 @@ func TestAKeyThatIsOfferedInVainIsFreeForAll(t *testing.T) {
 	})
 }
 
+// What is offered to another process is not the owner's, either.
+func TestAnOwnerDoesNotTakeBackWhatItOffers(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		a.work(a.claimOne("one"), 3*time.Second)
+		b.attach(w.Context(), "one")
+		time.Sleep(time.Second)
+		b.fault(testkit.Refuse)
+		time.Sleep(2*time.Second + time.Millisecond)
+		began := time.Now()
+		require.True(w, a.keys.Holds(<-a.attach(w.Context(), "one")))
+		require.InDelta(w, 2*time.Second, time.Since(began), float64(500*time.Millisecond))
+		b.fault(nil)
+	})
+}
+
 func TestAKeyWhoseOwnerCrashesGoesToWhoAttachesOnceItHasExpired(t *testing.T) {
 	inBubble(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
@@ -179,7 +195,7 @@ func TestAnOwnerThatClosesLosesNoOneWhoAttaches(t *testing.T) {
 
 // Answers are lost: of the statements of the one that attaches, and of the owner's.
 func TestAttachingSurvivesLostAnswers(t *testing.T) {
-	for _, op := range []string{"claims.take", "claims.move", "claims.request", "claims.look", "claims.free"} {
+	for _, op := range []string{"wake", "claims.take", "claims.move", "claims.request", "claims.look", "claims.free"} {
 		for _, who := range []string{"a", "b"} {
 			t.Run(op+" of "+who, func(t *testing.T) {
 				inBubble(t, func(w *world) {

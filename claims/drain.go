@@ -8,7 +8,7 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 )
 
-// errGivenBack is the cause with which a func's context ends when the replica is drained.
+// errGivenBack is the cause with which a func's context ends when the replica is drained, and why nothing is claimed then.
 var errGivenBack = fmt.Errorf("%w: %w", tenure.ErrResigned, objects.ErrDrained)
 
 // setDrained drains the session, or lets it take part again. It is for [tenure.Drain.Follow].

@@ -66,6 +66,7 @@ func TestADrainedReplicaGivesBackWhatItHasClaimed(t *testing.T) {
 
 		_, err := a.keys.TryClaim(w.Context(), "free")
 		require.ErrorIs(w, err, objects.ErrDrained, "the mark stands")
+		require.ErrorIs(w, err, tenure.ErrResigned)
 		got := make(chan []claims.Claim, 1)
 		go func() {
 			c, _ := a.keys.Claim(context.Background(), "free")

@@ -132,7 +132,7 @@ func (k *kind) over(l *ledger) error {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	if k.s.drained {
-		return objects.ErrDrained
+		return errGivenBack
 	}
 	return k.s.over(l.term)
 }

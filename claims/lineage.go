@@ -277,7 +277,8 @@ func (k *kind) endLost(ctx context.Context, l *ledger, claims map[string]int64, 
 	}
 	attrs := []any{"kind", k.name, "claims", len(owned)}
 	if failed != nil {
-		attrs = append(attrs, "error", logtext.OneLine(failed))
+		k.s.cfg.Logger.Warn("claims have ended, because they could not be compared with their rows in time after a failover", append(attrs, "error", logtext.OneLine(failed))...)
+		return
 	}
 	k.s.cfg.Logger.Warn("claims have ended, because the database has failed over and lost them", attrs...)
 }

@@ -225,11 +225,11 @@ func (k *kind) endDenied(ctx context.Context, l *ledger, claims map[string]int64
 	return nil
 }
 
-// compare schedules a look at a table's rows if no row of the table names the session although it holds claims
+// scheduleLooks schedules a look at a table's rows if no row of the table names the session although it holds claims
 // there. It schedules a look at all rows once an hour, and when the database may have changed: it is another
-// server, was restarted, or was out of reach. A failover to a server that lacks the last commits brings
-// released claims back, and undoes others.
-func (w *sweeper) compare(l look, reconnected bool) {
+// server, was restarted, or was out of reach. After a failover the session compares its claims before these looks
+// do, with its first renewal: see compareAll.
+func (w *sweeper) scheduleLooks(l look, reconnected bool) {
 	s := w.s
 	s.mu.Lock()
 	defer s.mu.Unlock()

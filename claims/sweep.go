@@ -180,7 +180,7 @@ func (w *sweeper) sweep(ctx context.Context, hints tenure.Subscription, regular 
 		return
 	}
 	live := hints.Live()
-	w.compare(l, w.failures > 0 || w.live && !live)
+	w.scheduleLooks(l, w.failures > 0 || w.live && !live)
 	w.failures, w.live = 0, live
 	if !regular {
 		return
@@ -258,7 +258,7 @@ func (w *sweeper) judgeNamed(ctx context.Context, l look) {
 	w.named[l.table] = named
 	w.noteKnown()
 	if rows {
-		w.compare(l, false)
+		w.scheduleLooks(l, false)
 	}
 	var unknown []string
 	for _, session := range l.sessions {

@@ -24,9 +24,9 @@ import (
 	"github.com/tenurelib/tenure/internal/report"
 )
 
-// Answered reports whether err is an answer of the store: an error of package tenure that says
+// Refusal reports whether err is an answer of the store: an error of package tenure that says
 // that nothing was written. After any other error the write may have happened.
-func Answered(err error) bool { return objects.Answered(err) }
+func Refusal(err error) bool { return objects.Refusal(err) }
 
 // OpError adds to the error of a store's method the operation, its object, and whether ctx has
 // ended, because some clients only report that they were interrupted. Defer it before the calls
@@ -36,7 +36,7 @@ func OpError(ctx context.Context, err *error, op string, what any) {
 		return
 	}
 	cause := *err
-	if ended := ctx.Err(); ended != nil && !errors.Is(cause, ended) && !Answered(cause) {
+	if ended := ctx.Err(); ended != nil && !errors.Is(cause, ended) && !Refusal(cause) {
 		cause = fmt.Errorf("%w: %w", ended, cause)
 	}
 	*err = fmt.Errorf("%s %v: %w", op, what, cause)

@@ -74,10 +74,10 @@ func (e *NoTable) Error() string {
 func (e *NoTable) Is(target error) bool { return target == ErrSetup }
 func (e *NoTable) Unwrap() error        { return e.Cause }
 
-// Answered reports whether err is an answer of the store: one of the contract's
-// errors, which leave no doubt about what was written. After any other error, the
+// Refusal reports whether err is one with which the store refuses a call: one of the contract's
+// errors, which leave no doubt that nothing was written. After any other error, the
 // write may have happened.
-func Answered(err error) bool {
+func Refusal(err error) bool {
 	for _, answer := range []error{ErrNotFound, ErrExists, ErrConflict, ErrTaken, ErrInvalid, ErrSetup, ErrLost} {
 		if errors.Is(err, answer) {
 			return true

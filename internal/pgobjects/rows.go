@@ -82,9 +82,10 @@ func newRowTexts(cfg objects.RowsConfig, found rowFacts) *objects.Texts {
 // written by their IDs in the next, and IS NOT DISTINCT FROM keeps the planner away from the index on the
 // session.
 const (
-	readyRows  = `FROM {rows} WHERE {session} IS NULL{and_ready}{where} AND {id} <> ALL($3::text[]::{type}[])`
-	rowColumns = `{id}::text, coalesce({session}, ''), coalesce({token}, 0), {attempts}`
-	givenRows  = `{id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND EXISTS (
+	readyRows    = `FROM {rows} WHERE {session} IS NULL{and_ready}{where} AND {id} <> ALL($3::text[]::{type}[])`
+	nextRowToken = `greatest(CASE WHEN {token} < {version_limit} THEN {token} + 1 END, {now_us})`
+	rowColumns   = `{id}::text, coalesce({session}, ''), coalesce({token}, 0), {attempts}`
+	givenRows    = `{id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND EXISTS (
 					SELECT FROM unnest($1::text[]::{type}[], $2::text[], $3::bigint[]) tenure_given(id, session, token)
 					WHERE tenure_given.id = r.{id} AND r.{session} IS NOT DISTINCT FROM tenure_given.session AND tenure_given.token = r.{token}
 						AND tenure_given.session = ANY(` + sessionsHere + `)){uncanceled}`
@@ -99,14 +100,14 @@ const (
 	takeReady = `
 			tenure_numbered AS (SELECT tenure_id AS id, row_number() OVER () AS number FROM tenure_ready),
 			tenure_taken AS (
-				UPDATE {rows} SET {session} = $1, {token} = greatest(CASE WHEN {token} < {version_limit} THEN {token} + 1 END, {now_us}){count}
+				UPDATE {rows} SET {session} = $1, {token} = ` + nextRowToken + `{count}
 				WHERE {id} = ANY(ARRAY(SELECT tenure_id FROM tenure_ready)) RETURNING {id} AS id, {token} AS token, {attempts} AS attempts)
 			SELECT id::text, $1, coalesce(token, 0), coalesce(attempts, 0) FROM tenure_taken RIGHT JOIN tenure_numbered USING (id) ORDER BY number`
 	moveRow = `
 			WITH tenure_locked AS MATERIALIZED (
 				SELECT {id} AS id FROM {rows} WHERE {id} = $2::text::{type} AND {session} IS NOT DISTINCT FROM $3 AND {token} = $4{uncanceled}
 				FOR NO KEY UPDATE SKIP LOCKED)
-			UPDATE {rows} SET {session} = $1, {token} = greatest(CASE WHEN {token} < {version_limit} THEN {token} + 1 END, {now_us}){taken}
+			UPDATE {rows} SET {session} = $1, {token} = ` + nextRowToken + `{taken}
 			WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id}::text, {session}, {token}, {attempts}`
 	whichAreReady = `
 			SELECT {id}::text AS tenure_id, $1::text, 0::bigint, 0 ` + readyRows + ` ORDER BY {order} LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED`

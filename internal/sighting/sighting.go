@@ -31,8 +31,8 @@ func (s *Sighting) Of(o record.Object) bool {
 }
 
 // CanExpireIn is the expiry rule by which a standby may steal a lease. It returns how soon a
-// record that was just read can expire: 0 or less if it has expired. ByAge says that the result
-// comes from the record's age, so that a record that is read earlier does not expire sooner. OnlyObserved leaves the age out.
+// record that was just read can expire: 0 or less if it has expired. ByAge says that the record's age, by the store's
+// clock, was taken into account, so that a record that is read earlier does not expire sooner. OnlyObserved leaves the age out.
 func (s *Sighting) CanExpireIn(o record.Object, h record.Holding, onlyObserved bool) (in time.Duration, byAge bool) {
 	in = h.TTL
 	if s.Of(o) {

@@ -47,7 +47,8 @@ func newRowTexts(cfg objects.RowsConfig, table string) *objects.Texts {
 // An ID is text in all statements; SQLite converts it to a number to compare it with a column of
 // integers.
 const (
-	rowColumns = `CAST({id} AS TEXT), coalesce({session}, ''), {token}, {attempts}`
+	nextRowToken = `max(CASE WHEN {token} < {version_limit} THEN {token} + 1 ELSE 0 END, ?2)`
+	rowColumns   = `CAST({id} AS TEXT), coalesce({session}, ''), {token}, {attempts}`
 
 	readyRows = `
 			SELECT CAST({id} AS TEXT) ` + whichAreReady + `
@@ -64,10 +65,10 @@ const (
 	// A row whose ID is a blob was found by a text that may be another row's ID, and that row may be
 	// claimed.
 	takeRows = `
-			UPDATE {rows} SET {session} = ?1, {token} = max(CASE WHEN {token} < {version_limit} THEN {token} + 1 ELSE 0 END, ?2){count}
+			UPDATE {rows} SET {session} = ?1, {token} = ` + nextRowToken + `{count}
 			WHERE {id} IN (SELECT value FROM json_each(?3)) AND {session} IS NULL RETURNING ` + rowColumns
 	moveRow = `
-			UPDATE {rows} SET {session} = ?1, {token} = max(CASE WHEN {token} < {version_limit} THEN {token} + 1 ELSE 0 END, ?2){taken}
+			UPDATE {rows} SET {session} = ?1, {token} = ` + nextRowToken + `{taken}
 			WHERE {id} = ?3 AND +{session} = ?4 AND {token} = ?5{uncanceled} RETURNING ` + rowColumns
 	// The + keeps it from using the index on the session.
 	freeRows = `

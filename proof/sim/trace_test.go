@@ -78,7 +78,7 @@ func (t *trace) sends(ctx context.Context, l *life, call storetest.Call) (contex
 		t.w.mu.Lock()
 		defer t.w.mu.Unlock()
 		is := givesUp
-		if err == nil || objects.Answered(err) {
+		if err == nil || objects.Refusal(err) {
 			is = hears
 		}
 		if !l.dead() {

@@ -399,7 +399,7 @@ func hashOf(payload []byte) string {
 // lostOr returns the error of a refused write, unless the fence does not hold either, which takes
 // precedence.
 func (s *Store) lostOr(ctx context.Context, refusal error) error {
-	if s.term == nil || !(refusal == nil || storekit.Answered(refusal)) {
+	if s.term == nil || !(refusal == nil || storekit.Refusal(refusal)) {
 		return refusal
 	}
 	e, resp, err := s.look(ctx, clientv3.OpGet(s.keyOf(ofTerms, s.term.Key())))

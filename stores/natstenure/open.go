@@ -217,7 +217,7 @@ func (r *reports) note(err error) {
 
 // explain adds the last report to an error that is not an answer from the server.
 func (r *reports) explain(err error) error {
-	if r == nil || err == nil || storekit.Answered(err) || errors.As(err, new(*jetstream.APIError)) || errors.As(err, new(*nats.APIError)) {
+	if r == nil || err == nil || storekit.Refusal(err) || errors.As(err, new(*jetstream.APIError)) || errors.As(err, new(*nats.APIError)) {
 		return err
 	}
 	r.mu.Lock()

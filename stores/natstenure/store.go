@@ -162,7 +162,7 @@ func (s *Store) limited(ctx context.Context) (context.Context, context.CancelFun
 
 // explainClosed says of an error that the connection was closed or has given up, and why, if that is so.
 func (s *Store) explainClosed(err error) error {
-	if err == nil || storekit.Answered(err) || !s.nc.IsClosed() {
+	if err == nil || storekit.Refusal(err) || !s.nc.IsClosed() {
 		return err
 	}
 	why := "the connection to NATS was closed"

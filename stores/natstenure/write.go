@@ -388,7 +388,7 @@ func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
 // lostOr returns the error of a refused write, unless the fence does not hold either, which takes
 // precedence.
 func (s *Store) lostOr(ctx context.Context, refusal error) error {
-	if s.term == nil || !(refusal == nil || storekit.Answered(refusal)) {
+	if s.term == nil || !(refusal == nil || storekit.Refusal(refusal)) {
 		return refusal
 	}
 	msg, err := s.last(ctx, s.subject(s.term.Key())+s.begun)
