@@ -80,11 +80,14 @@ func (j *judge) offerEnds(by *life, before objects.Claim) {
 	}
 }
 
+// attachingKey marks the contexts of calls of Attach.
+type attachingKey struct{}
+
 // attach attaches to a key.
 func (l *life) attach(ctx context.Context, id string) []claims.Claim {
 	ctx, done := l.waits(ctx, []string{id})
 	defer done()
-	c, err := l.keys.Attach(ctx, id)
+	c, err := l.keys.Attach(context.WithValue(ctx, attachingKey{}, true), id)
 	if err != nil {
 		return nil
 	}

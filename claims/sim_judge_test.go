@@ -264,7 +264,11 @@ func (j *judge) rowMoved(ctx context.Context, seen, before, after objects.Claim)
 	} else if before.Session == after.Session {
 		j.violated("move", "%s moves %s from itself", l.name, after.ID)
 	}
-	if o := j.offers[before]; o == nil || o.at.IsZero() {
+	switch o := j.offers[before]; {
+	case o != nil && !o.at.IsZero():
+	case ctx.Value(attachingKey{}) != nil:
+		j.violated("attach", "%s takes %s from %s, which has not offered it", lifeOf(ctx).name, after.ID, j.sessions[before.Session].who())
+	default:
 		j.moved[before] = false
 	}
 	j.rowTaken(ctx, before, after)
