@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/tenurelib/tenure"
@@ -33,6 +34,11 @@ func wishes(kind string) string { return ownKinds + "attach/" + kind }
 // wishFor returns the key of the wish for a claim.
 func wishFor(r objects.Claim) string {
 	return r.Session + "/" + strconv.FormatInt(r.Token, 10) + "/" + r.ID
+}
+
+// isOffer reports whether a row of a session is a wish for one of its own claims, which it has moved to itself.
+func isOffer(r objects.Claim) bool {
+	return strings.HasPrefix(r.Kind, wishes("")) && strings.HasPrefix(r.ID, r.Session+"/")
 }
 
 // attachKey is the key that is woken when a claim that others may wish for has ended, or is offered to them.
@@ -252,8 +258,12 @@ func (k *kind) offer(l *ledger, b *batch) {
 	k.s.mu.Unlock()
 	k.freeLocked(l, b, locked)
 	k.s.wake(attachKey(k.name))
-	if wished {
-		_, _, _ = k.s.free(l.term.ctx, k.s.table, l.term.id, wish.Kind, []objects.Claim{wish}, objects.Freeing{}) // it is freed with the session at the latest
+	for failures := 0; wished && l.term.ctx.Err() == nil; failures++ {
+		locked, _, err := k.s.free(l.term.ctx, k.s.table, l.term.id, wish.Kind, []objects.Claim{wish}, objects.Freeing{})
+		if err == nil && len(locked) == 0 {
+			return
+		}
+		pace.Sleep(l.term.ctx, pace.Retry(k.s.cfg.RenewInterval, longestRetryPause, failures))
 	}
 }
 

@@ -32,6 +32,8 @@
 // a key twice, each of the few must have an owner within TTL + 1 s of each fault's end, and
 // nearly all the others within a minute of the last.
 //
+// Some of these calls attach to a key: it may be taken from a session that lives only if that has offered it.
+//
 // In another phase the replicas share the few keys as shards. All of the above must hold, no
 // two funcs of a shard may run at the same time, valid or not, and after the last fault the
 // shards must be spread evenly.

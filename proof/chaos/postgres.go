@@ -104,8 +104,10 @@ CREATE FUNCTION note_claims() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	INSERT INTO public.ledger (kind, lease, term, token, note)
 	SELECT 'wrong', n.id, n.session, n.token, format('the claim of %s with token %s was taken over while its session had a record', o.session, o.token)
-	FROM before o JOIN after n USING (kind, id) WHERE n.session <> o.session
-	AND EXISTS (SELECT FROM public.objects WHERE object_type = 'tenure.session' AND objects.id = o.session);
+	FROM before o JOIN after n USING (kind, id) WHERE n.session <> o.session AND n.kind NOT LIKE 'tenure.attach/%'
+	AND EXISTS (SELECT FROM public.objects WHERE object_type = 'tenure.session' AND objects.id = o.session)
+	AND NOT EXISTS (SELECT FROM public.objects_claims w -- its owner has offered it to who attaches
+		WHERE w.kind = 'tenure.attach/' || n.kind AND w.id = o.session || '/' || o.token || '/' || n.id AND w.session = o.session);
 	INSERT INTO public.ledger (kind, lease, term, token, note)
 	SELECT 'wrong', n.id, n.session, n.token, format('it comes after token %s', o.token)
 	FROM before o JOIN after n USING (kind, id) WHERE n.session IS DISTINCT FROM o.session AND n.session IS NOT NULL AND n.token <= o.token;

@@ -103,7 +103,13 @@ func (r *replica) act(ctx context.Context, keys *claims.Keys) {
 	defer wg.Wait()
 	for ctx.Err() == nil {
 		rand.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
-		got, err := keys.Claim(ctx, ids...)
+		var got []claims.Claim
+		var err error
+		if rand.N(2) == 0 {
+			got, err = attach(ctx, keys, ids[0], 2*r.TTL)
+		} else {
+			got, err = keys.Claim(ctx, ids...)
+		}
 		if err != nil {
 			r.tellSetUp(err)
 			slog.Debug("wait", "error", err)
@@ -117,6 +123,17 @@ func (r *replica) act(ctx context.Context, keys *claims.Keys) {
 			})
 		}
 	}
+}
+
+// attach attaches to a key, and gives up after a while.
+func attach(ctx context.Context, keys *claims.Keys, id string, after time.Duration) ([]claims.Claim, error) {
+	ctx, cancel := context.WithTimeout(ctx, after)
+	defer cancel()
+	c, err := keys.Attach(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return []claims.Claim{c}, nil
 }
 
 // actorIDs returns the keys that have a func.

@@ -75,8 +75,10 @@ CREATE TRIGGER claim AFTER UPDATE ON objects_claims WHEN NEW.session IS NOT OLD.
 	INSERT INTO ledger (kind, lease, term, token, note) VALUES (
 		iif(NEW.session IS NULL, 'claim end', 'claim begin'), NEW.id, coalesce(NEW.session, OLD.session) || '.' || NEW.token || '.' || NEW.id, NEW.token, '');
 END;
-CREATE TRIGGER wrong_claim AFTER UPDATE ON objects_claims WHEN NEW.session <> OLD.session
-	AND EXISTS (SELECT 1 FROM objects WHERE object_type = 'tenure.session' AND objects.id = OLD.session) BEGIN
+CREATE TRIGGER wrong_claim AFTER UPDATE ON objects_claims WHEN NEW.session <> OLD.session AND NEW.kind NOT LIKE 'tenure.attach/%'
+	AND EXISTS (SELECT 1 FROM objects WHERE object_type = 'tenure.session' AND objects.id = OLD.session)
+	AND NOT EXISTS (SELECT 1 FROM objects_claims w -- its owner has offered it to who attaches
+		WHERE w.kind = 'tenure.attach/' || NEW.kind AND w.id = OLD.session || '/' || OLD.token || '/' || NEW.id AND w.session = OLD.session) BEGIN
 	INSERT INTO ledger (kind, lease, term, token, note) VALUES ('wrong', NEW.id, NEW.session, NEW.token,
 		'the claim of ' || OLD.session || ' with token ' || OLD.token || ' was taken over while its session had a record');
 END;
