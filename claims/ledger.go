@@ -170,7 +170,8 @@ func (l *ledger) end(id string, token int64) {
 	}
 }
 
-// startFreeing puts rows that are to be freed into batches, and returns these batches. unused says that
+// startFreeing puts rows that are to be freed into batches, and returns these batches. A row that another session has asked
+// for is a batch of its own, which nextBatch does not return. unused says that
 // their attempts are taken back, unless they are spent.
 func (l *ledger) startFreeing(unused bool, rows []objects.Claim) (batches []*batch) {
 	for _, r := range rows {

@@ -134,7 +134,11 @@ func (w *ledgerWorld) free(rows []objects.Claim) {
 	for _, c := range rows {
 		w.claims[c] = isFreeing
 	}
-	w.l.startFreeing(false, rows)
+	for _, b := range w.l.startFreeing(false, rows) {
+		if b.asks { // it is offered first
+			w.frees = append(w.frees, b)
+		}
+	}
 	if b := w.l.nextBatch(); b != nil {
 		w.frees = append(w.frees, b)
 	}
