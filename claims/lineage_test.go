@@ -495,7 +495,7 @@ func TestAKindThatCannotBeComparedEndsAlone(t *testing.T) {
 		require.Equal(w, id, a.session.ID())
 		require.True(w, a.keys.Holds(held))
 		require.False(w, other.Holds(unreadable[0]))
-		require.Contains(w, a.log.String(), `lost them" kind=other claims=1 error=`)
+		require.Contains(w, a.log.String(), `after a failover" kind=other claims=1 error=`)
 	})
 }
 

@@ -55,18 +55,13 @@ func (j *judge) notRunning(c objects.Claim, what string) {
 	}
 }
 
-// attached is called when a process takes a key from its owner. It reports whether the owner has offered that.
-func (j *judge) attached(l *life, before, after objects.Claim) bool {
-	o := j.offers[before]
-	if o == nil || o.at.IsZero() {
-		return false
-	}
+// attached is called when a process takes a key that its owner has offered.
+func (j *judge) attached(l *life, o *offer, before, after objects.Claim) {
 	testkit.Count(&j.judged, "keys that were attached to")
 	if o.to != after.Session {
 		j.violated("attach", "%s takes %s, which is offered to another", l.name, after.ID)
 	}
 	j.notRunning(before, l.name+" attaches to")
-	return true
 }
 
 // offerEnds is called when a key is free that was offered. Who has asked for it has had the time to take it, if it lives.

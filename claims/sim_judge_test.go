@@ -26,6 +26,7 @@ type judge struct {
 	waits    map[*waiting]bool
 	released map[*life]map[claims.Claim]bool // what the application has released
 	offers   map[objects.Claim]*offer        // by the claims that others wish for
+	handed   objects.Claim                   // the last one that its owner has offered and that was taken
 	moved    map[objects.Claim]bool          // claims that others have moved to themselves; true: the notice of it was pruned
 
 	remotes        []*remote // that run
@@ -223,7 +224,7 @@ func (j *judge) rowTaken(ctx context.Context, before, after objects.Claim) {
 		testkit.Count(&j.judged, "slots taken")
 		j.slotTaken(l, after)
 	}
-	if _, moved := j.moved[before]; before.Session != "" && !moved && !j.attached(l, before, after) {
+	if _, moved := j.moved[before]; before.Session != "" && !moved && before != j.handed {
 		testkit.Count(&j.judged, "claims of rows of the dead")
 		if old := j.sessions[before.Session]; old.stands() {
 			j.violated("S1", "%s takes %s from %s, which stands", l.name, after.ID, old.who())
@@ -266,6 +267,8 @@ func (j *judge) rowMoved(ctx context.Context, seen, before, after objects.Claim)
 	}
 	switch o := j.offers[before]; {
 	case o != nil && !o.at.IsZero():
+		j.attached(lifeOf(ctx), o, before, after)
+		j.handed = before
 	case ctx.Value(attachingKey{}) != nil:
 		j.violated("attach", "%s takes %s from %s, which has not offered it", lifeOf(ctx).name, after.ID, j.sessions[before.Session].who())
 	default:

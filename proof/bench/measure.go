@@ -40,6 +40,7 @@ var measures = []measure{
 	scaleMeasure,
 	requestsMeasure,
 	shortTTLMeasure,
+	attachMeasure,
 	sessionsMeasure,
 }
 
