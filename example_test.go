@@ -276,7 +276,7 @@ func ExampleWatch() {
 	defer sub.Stop()
 	for obj, err = store.Get(ctx, key); errors.Is(err, tenure.ErrNotFound); obj, err = store.Get(ctx, key) {
 		select {
-		case <-sub.C(): // a hint, perhaps without a cause
+		case <-sub.C(): // perhaps without a cause
 		case <-time.After(time.Second): // a hint may be lost
 		}
 	}
