@@ -248,6 +248,42 @@ func ExampleStore() {
 	// sandbox/one ready <nil>
 }
 
+// A hint says that an object may have changed. It may be lost, so a subscriber also looks from time to time.
+func ExampleWatch() {
+	ctx := context.Background()
+	store, err := tenure.OpenSQLite(ctx, ":memory:", tenure.SQLiteConfig{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer store.Close()
+	if err := store.Migrate(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	key := tenure.Key{Type: "sandbox", ID: "one"}
+	go func() { // another process
+		if _, err := store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("ready")}, tenure.IfAbsent()); err == nil {
+			err = tenure.Wake(ctx, store, key)
+		}
+		if err != nil {
+			fmt.Println(err)
+		}
+	}()
+
+	var obj tenure.Object
+	sub := tenure.Watch(store, key)
+	defer sub.Stop()
+	for obj, err = store.Get(ctx, key); errors.Is(err, tenure.ErrNotFound); obj, err = store.Get(ctx, key) {
+		select {
+		case <-sub.C(): // perhaps without a cause
+		case <-time.After(time.Second): // a hint may be lost
+		}
+	}
+	fmt.Println(string(obj.Payload), err)
+	// Output: ready <nil>
+}
+
 // A job that is safe even while two replicas overlap, or after the database is restored: each
 // step is a conditional update, which the second replica finds done. The watch func takes one
 // step per event; the sweep catches up on what the watch has missed, even while no replica held
