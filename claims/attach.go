@@ -1,13 +1,18 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/google/uuid"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
@@ -25,9 +30,6 @@ import (
 // has no attempts left, or another transaction has locked it.
 var ErrNotReady = errors.New("the row is free, but can't be taken")
 
-// attachPoll is how often a call of Attach looks again if no hint comes.
-const attachPoll = 500 * time.Millisecond
-
 // wishes is the kind of the keys that stand for wishes.
 func wishes(kind string) string { return ownKinds + "attach/" + kind }
 
@@ -39,11 +41,6 @@ func wishFor(r objects.Claim) string {
 // isOffer reports whether a row of a session is a wish for one of its own claims, which it has moved to itself.
 func isOffer(r objects.Claim) bool {
 	return strings.HasPrefix(r.Kind, wishes("")) && strings.HasPrefix(r.ID, r.Session+"/")
-}
-
-// attachKey is the key that is woken when a claim that others may wish for has ended, or is offered to them.
-func attachKey(kind string) tenure.Key {
-	return tenure.Key{Type: "tenure.claims", ID: "attach " + kind}
 }
 
 // Attach makes this session the owner of a key, and takes it from the session that owns it, if any: the owner's
@@ -76,24 +73,43 @@ func (w *Worker) Attach(ctx context.Context, id string) (Claim, error) {
 // attach claims one key, from its owner if it has one.
 func (c *claimer) attach(ctx context.Context, id string) (Claim, error) {
 	k := c.k
-	if err := k.table.validKeys(k.name, []string{id}); err != nil {
+	longest := wishFor(objects.Claim{Session: uuid.Nil.String(), Token: math.MaxInt64, ID: id})
+	if err := cmp.Or(k.table.validKeys(k.name, []string{id}), k.s.table.fits(wishes(k.name), longest)); err != nil {
 		return Claim{}, err
 	}
 	wished, err := k.s.wishesFor(k.name)
 	if err != nil {
 		return Claim{}, err
 	}
-	hints := k.s.watch(attachKey(k.name))
+	hints := k.s.watch(keyOf(k.name))
 	defer hints.Stop()
-	defer k.s.sweeper.addWaiter(nil)()
-	for tries := 0; ; tries++ {
-		got, err := c.attachOnce(ctx, wished, hints, id, tries)
-		if len(got) > 0 {
+	defer k.s.sweeper.addWaiter(hints)()
+	for notTaken := 0; ; { // looks in a row that have found the row free
+		row, got, err := c.tryOrLook(ctx, id)
+		pause := min(5*time.Millisecond<<notTaken, k.s.attachPoll())
+		switch own, uses := k.uses(id); {
+		case err != nil:
+		case len(got) > 0:
 			return got[0], nil
+		case uses:
+			err = fmt.Errorf("%w: this session has it: release it first", tenure.ErrInvalid)
+		case row.ID == "" && c.rows:
+			err = &unattached{tenure.ErrNotFound}
+		case row.ID == "" || row.Gone || row.Session == own: // it has changed since, or an answer is on its way
+		case row.Session != "":
+			notTaken = 0
+			got, err = c.ask(ctx, wished, hints, row)
+			if len(got) > 0 {
+				return got[0], nil
+			}
+			pause = 0 // others may take it now
+		case notTaken < 5: // another transaction may have locked it for a moment
+			notTaken++
+		case c.rows:
+			err = &unattached{ErrNotReady}
 		}
-		pause := 5 * time.Millisecond << min(tries, 6)
 		if err != nil || ctx.Err() != nil {
-			if pause, err = c.afterFailure(ctx, err); err != nil {
+			if pause, err = c.soon(ctx, err); err != nil {
 				return Claim{}, err
 			}
 		}
@@ -101,36 +117,31 @@ func (c *claimer) attach(ctx context.Context, id string) (Claim, error) {
 	}
 }
 
-// attachOnce claims a key if it is free, and asks the owner for it otherwise. It returns no claim if the key has
-// another owner now, or can't be had yet.
-func (c *claimer) attachOnce(ctx context.Context, wished *Keys, hints tenure.Subscription, id string, tries int) ([]Claim, error) {
-	k := c.k
-	got, _, err := c.try(ctx, []string{id}, false)
-	if len(got) > 0 || err != nil {
-		return got, err
+// soon is afterFailure for a call that must not be late: somebody else would get the key.
+func (c *claimer) soon(ctx context.Context, err error) (pause time.Duration, fatal error) {
+	pause, fatal = c.afterFailure(ctx, err)
+	if settlesIn(err) == 0 {
+		pause = min(pause, c.k.s.attachPoll()/4)
 	}
-	rows, err := k.table.look(ctx, k.name, []string{id})
-	if err != nil {
-		return nil, err
+	return pause, fatal
+}
+
+// attachPoll is how often a call of Attach looks if no hint comes: several times while an offer lasts.
+func (s *Session) attachPoll() time.Duration { return min(s.offerLasts()/4, 500*time.Millisecond) }
+
+// offerLasts is how long an owner keeps a key for the session that attaches.
+func (s *Session) offerLasts() time.Duration { return min(s.cfg.TTL/6, 2*time.Second) }
+
+// tryOrLook claims a key if it is free, and returns its row otherwise.
+func (c *claimer) tryOrLook(ctx context.Context, id string) (row objects.Claim, got []Claim, err error) {
+	if got, _, err = c.try(ctx, []string{id}, false); len(got) > 0 || err != nil {
+		return row, got, err
 	}
-	if len(rows) == 0 {
-		if c.rows {
-			return nil, &unattached{tenure.ErrNotFound}
-		}
-		return nil, nil
+	rows, err := c.k.table.look(ctx, c.k.name, []string{id})
+	if len(rows) > 0 {
+		row = rows[0]
 	}
-	const often = 4 // another transaction may have locked it for a moment
-	own, uses := k.uses(id)
-	switch r := rows[0]; {
-	case uses:
-		return nil, fmt.Errorf("%w: this session has it", tenure.ErrInvalid)
-	case r.Session == "" && c.rows && tries >= often:
-		return nil, &unattached{ErrNotReady}
-	case r.Session == "" || r.Gone || r.Session == own: // an answer may be on its way
-		return nil, nil
-	default:
-		return c.ask(ctx, wished, hints, r)
-	}
+	return row, nil, err
 }
 
 // unattached is an error that ends a call of attach.
@@ -142,6 +153,9 @@ func (u *unattached) Unwrap() error { return u.error }
 func (k *kind) uses(id string) (session string, uses bool) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
+	if k.ledger == nil {
+		return "", false
+	}
 	_, held := k.ledger.held[id]
 	_, detached := k.ledger.detached[id]
 	return k.ledger.term.id, held || detached || k.running[id] != nil
@@ -150,69 +164,81 @@ func (k *kind) uses(id string) (session string, uses bool) {
 // ask asks the owner of a claim for its key, and takes the key once the owner's func has returned. It returns no claim if
 // the owner's claim has ended in another way.
 func (c *claimer) ask(ctx context.Context, wished *Keys, hints tenure.Subscription, seen objects.Claim) ([]Claim, error) {
-	k, wish := c.k, wishFor(seen)
-	mine, err := wished.claimer.tryNow(ctx, []string{wish})
-	if err != nil {
+	k, poll := c.k, c.k.s.attachPoll()
+	mine, err := wished.claimer.tryNow(ctx, []string{wishFor(seen)})
+	if err != nil || len(mine) == 0 { // another call has this wish
+		pace.Sleep(ctx, poll)
 		return nil, err
 	}
-	defer func() { _ = wished.Release(context.WithoutCancel(ctx), mine...) }() // the owner may have taken it
-	var asked time.Time
-	for {
-		if len(mine) > 0 && time.Since(asked) >= attachPoll { // the hint for the owner may have been lost
-			if err := k.table.request(ctx, k.s.store, k.name, []string{seen.ID}); err != nil {
+	defer func() { _, _ = wished.kind.startRelease(mine) }() // nothing, if the owner has taken it
+	var limiter pace.Limiter
+	var stored, woken time.Time
+	for hinted := false; ; {
+		if now := time.Now(); now.Sub(stored) >= k.s.cfg.TTL { // each is a write of the row
+			if err = k.table.request(ctx, k.s.store, k.name, []string{seen.ID}); err == nil {
+				stored, woken = now, now
+			}
+		} else if now.Sub(woken) >= 500*time.Millisecond { // the hint may have been lost
+			k.table.wakeOwners(k.s.store, []objects.Claim{seen})
+			woken = now
+		}
+		pause := poll
+		if err != nil {
+			if pause, err = c.soon(ctx, err); err != nil {
 				return nil, err
 			}
-			asked = time.Now()
 		}
-		if _, ok := pace.Await(ctx, hints.C(), 0, attachPoll); !ok {
+		var ok bool
+		if hinted, ok = pace.Await(ctx, hints.C(), limiter.IgnoreFor(hinted, pause), pause); !ok {
 			return nil, context.Cause(ctx)
 		}
-		if len(mine) == 0 { // another call has this wish
-			return nil, nil
-		}
-		ended, _, err := k.table.standing(ctx, k.name, []objects.Claim{seen})
-		if err != nil || len(ended) > 0 {
-			return nil, err
-		}
-		if rows, err := k.s.table.look(ctx, wished.name, []string{wish}); err != nil {
-			return nil, err
-		} else if len(rows) > 0 && rows[0].Session == seen.Session {
-			return c.takeOver(ctx, seen)
+		var got []Claim
+		var over bool
+		if got, over, err = c.takeOver(ctx, wished, mine[0], seen); over {
+			return got, nil
 		}
 	}
 }
 
-// takeOver moves a key from its owner, whose func has returned, to this session. It tries again while another transaction
-// has locked the key.
-func (c *claimer) takeOver(ctx context.Context, seen objects.Claim) (got []Claim, err error) {
+// takeOver moves a key to this session if its owner has offered it. It reports whether the owner's claim has ended, or the
+// wish has.
+func (c *claimer) takeOver(ctx context.Context, wished *Keys, mine Claim, seen objects.Claim) (got []Claim, over bool, err error) {
+	row, got, err := c.tryOrLook(ctx, seen.ID)
+	if stands := row.Session == seen.Session && row.Token == seen.Token && !row.Gone; err != nil || len(got) > 0 || !stands {
+		return got, err == nil, err
+	}
+	offers, err := c.k.s.table.look(ctx, wished.name, []string{mine.Key.ID})
+	switch {
+	case err != nil:
+		return nil, false, err
+	case len(offers) > 0 && offers[0].Session == seen.Session:
+		got, err = c.moveFrom(ctx, seen)
+		return got, len(got) > 0, err
+	}
+	return nil, !wished.Holds(mine), nil
+}
+
+// moveFrom moves a key from its owner, whose func has returned, to this session.
+func (c *claimer) moveFrom(ctx context.Context, seen objects.Claim) (got []Claim, err error) {
 	k := c.k
-	for tries := 0; len(got) == 0 && err == nil; tries++ {
-		err = k.claiming(ctx, func(ctx context.Context, l *ledger) error {
-			if err := k.over(l); err != nil {
-				return err
-			}
-			sending, cancel := k.s.writeContext(ctx)
-			defer cancel()
-			sent := time.Now()
-			rows, err := c.move(sending, l, seen)
-			if err != nil && !wroteNothing(err) {
-				k.lostAnswer(l)
-			}
-			if len(rows) > 0 {
-				got, err = c.keep(l, rows, sent)
-			}
+	err = k.claiming(ctx, func(ctx context.Context, l *ledger) error {
+		if err := k.over(l); err != nil {
 			return err
-		})
-		if len(got) > 0 || err != nil {
-			break
 		}
-		ended, _, looked := k.table.standing(ctx, k.name, []objects.Claim{seen})
-		if looked != nil || len(ended) > 0 {
-			return nil, looked
+		sending, cancel := k.s.writeContext(ctx)
+		defer cancel()
+		sent := time.Now()
+		rows, err := c.move(sending, l, seen)
+		if err != nil && !wroteNothing(err) {
+			k.lostAnswer(l)
 		}
-		if !awaitUnlocked(ctx, tries) {
-			err = context.Cause(ctx)
+		if len(rows) > 0 {
+			got, err = c.keep(l, rows, sent)
 		}
+		return err
+	})
+	if isRefused(err) {
+		err = &unattached{err}
 	}
 	return got, err
 }
@@ -234,52 +260,80 @@ func (s *Session) wishesFor(kind string) (*Keys, error) {
 	return s.wishes[kind], nil
 }
 
-// offer frees a row that others have asked for. If one of them attaches to it, that one gets the row, or has had the time
-// to take it.
-func (k *kind) offer(l *ledger, b *batch) {
-	row := b.rows[0]
-	row.Session = l.term.id
-	wish, wished, err := k.takeWish(l, row)
+// offer is the rows that a session offers to those that attach to them, and the wishes for them, which it has taken.
+type offer struct{ rows, wishes []objects.Claim }
+
+// offer offers those of the rows to which other sessions attach. They are not free.
+func (k *kind) offer(l *ledger, rows []objects.Claim) (o offer) {
+	var err error
+	const often = 3 // others wait for the rows
+	for failures := range often {
+		if o.wishes, err = k.takeWishes(l, rows); err == nil {
+			break
+		}
+		pace.Sleep(l.term.ctx, 5*time.Millisecond<<failures)
+	}
 	if err != nil && l.term.ctx.Err() == nil {
-		k.s.retries.Log(k.s.cfg.Logger, slog.LevelWarn, "failed to look for a session that attaches; freeing the key for all", err, "kind", k.name, "key", row.ID)
+		k.s.retries.Log(k.s.cfg.Logger, slog.LevelWarn, "failed to look for sessions that attach; freeing the keys for all", err, "kind", k.name)
 	}
-	if wished {
-		k.s.wake(attachKey(k.name))
-		began, lasts := time.Now(), min(k.s.cfg.TTL/6, 2*time.Second)
-		for tries := 0; time.Since(began) < lasts && awaitUnlocked(l.term.ctx, min(tries, 4)); tries++ {
-			if ended, _, err := k.table.standing(l.term.ctx, k.name, []objects.Claim{row}); err == nil && len(ended) > 0 {
-				break
-			}
+	wished := setOf(idsOf(o.wishes))
+	for _, r := range rows {
+		if r.Session = l.term.id; wished[wishFor(r)] {
+			o.rows = append(o.rows, r)
 		}
 	}
-	locked := k.freeBatch(l, b.rows, b.how)
-	k.s.mu.Lock()
-	l.freed(objects.Subtract(b.rows, locked))
-	k.s.mu.Unlock()
-	k.freeLocked(l, b, locked)
-	k.s.wake(attachKey(k.name))
-	for failures := 0; wished && l.term.ctx.Err() == nil; failures++ {
-		locked, _, err := k.s.free(l.term.ctx, k.s.table, l.term.id, wish.Kind, []objects.Claim{wish}, objects.Freeing{})
-		if err == nil && len(locked) == 0 {
-			return
+	if len(o.rows) > 0 {
+		l.term.busy.Go(func() { k.s.wake(keyOf(k.name)) })
+	}
+	return o
+}
+
+// awaitTaken returns once all offered rows were taken, or have been offered for long enough.
+func (k *kind) awaitTaken(l *ledger, rows []objects.Claim) {
+	began := time.Now()
+	for tries := 0; len(rows) > 0 && time.Since(began) < k.s.offerLasts() && awaitUnlocked(l.term.ctx, min(tries, 4)); tries++ {
+		if _, stand, err := k.table.standing(l.term.ctx, k.name, rows); err == nil {
+			rows = stand
 		}
-		pace.Sleep(l.term.ctx, pace.Retry(k.s.cfg.RenewInterval, longestRetryPause, failures))
 	}
 }
 
-// takeWish moves the wish for a claim to the session that has had the claim. It returns false if no live session has
-// that wish.
-func (k *kind) takeWish(l *ledger, r objects.Claim) (wish objects.Claim, wished bool, err error) {
-	kind := wishes(k.name)
-	rows, err := k.s.table.look(l.term.ctx, kind, []string{wishFor(r)})
-	if err != nil || len(rows) == 0 || rows[0].Session == "" || rows[0].Gone {
-		return wish, false, err
+// withdraw frees wishes that the session has taken.
+func (k *kind) withdraw(l *ledger, wishes []objects.Claim) {
+	for failures := 0; len(wishes) > 0 && l.term.ctx.Err() == nil; failures++ {
+		locked, _, err := k.s.free(l.term.ctx, k.s.table, l.term.id, wishes[0].Kind, wishes, objects.Freeing{})
+		if err == nil {
+			wishes = locked
+		}
+		if len(wishes) > 0 {
+			pace.Sleep(l.term.ctx, pace.Retry(k.s.cfg.RenewInterval, longestRetryPause, failures))
+		}
+	}
+}
+
+// takeWishes moves the wishes for claims to the session that has had the claims. It returns those of live sessions.
+func (k *kind) takeWishes(l *ledger, rows []objects.Claim) (taken []objects.Claim, err error) {
+	kind, limit := wishes(k.name), min(k.s.limit, 2*time.Second)
+	var ids []string
+	for _, r := range rows {
+		r.Session = l.term.id
+		ids = append(ids, wishFor(r))
+	}
+	found, err := k.s.claims.Look(l.term.ctx, kind, ids, limit)
+	if err != nil {
+		return nil, err
+	}
+	found = slices.DeleteFunc(found, func(r objects.Claim) bool {
+		if r.Session == l.term.id { // the answer to an earlier statement was lost
+			taken = append(taken, r)
+		}
+		return r.Session == l.term.id || r.Session == "" || r.Gone
+	})
+	if len(found) == 0 {
+		return taken, nil
 	}
 	sending, cancel := k.s.writeContext(l.term.ctx)
 	defer cancel()
-	moved, _, err := k.s.claims.Move(sending, l.term.id, kind, rows, k.s.limit)
-	if err != nil || len(moved) == 0 {
-		return wish, false, err
-	}
-	return moved[0], true, nil
+	moved, _, err := k.s.claims.Move(sending, l.term.id, kind, found, limit)
+	return append(taken, moved...), err
 }

@@ -2,6 +2,7 @@ package claims_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/storetest"
 )
 
 // attach attaches to a key in the background.
@@ -26,7 +28,7 @@ func (p *process) attach(ctx context.Context, id string) (got chan claims.Claim)
 		switch {
 		case err == nil:
 			got <- c
-		case ctx.Err() == nil && !p.dead.Load():
+		case ctx.Err() == nil && !p.dead.Load() && !errors.Is(err, claims.ErrClosed):
 			p.w.Error(err)
 		}
 	}()
@@ -209,11 +211,110 @@ func TestAttachingSurvivesLostAnswers(t *testing.T) {
 					got := <-b.attach(w.Context(), "one")
 					require.True(w, b.keys.Holds(got))
 					b.work(got, 0)
-					require.LessOrEqual(w, time.Since(began), ttl)
+					require.Less(w, time.Since(began), 3*time.Second)
+					synctest.Wait()
+					require.Equal(w, 2, w.begun(), "nobody else has worked on it meanwhile")
 				})
 			})
 		}
 	}
+}
+
+// The owners are of an older version: they free what others have asked for.
+func TestWhoAttachesCompetesForWhatOlderOwnersFree(t *testing.T) {
+	inBubble(t, func(w *world) {
+		for i := range 3 {
+			p := w.start(fmt.Sprint("old", i))
+			p.fault(func(ctx context.Context, c storetest.Call, send func(context.Context) error) error {
+				if c.Op == "claims.look" && c.Key.Type == "tenure.attach/tenant" {
+					return testkit.Refuse(ctx, c, send)
+				}
+				return send(ctx)
+			})
+			p.compete(w.Context(), "one")
+		}
+		synctest.Wait()
+		b := w.start("b")
+		began, before := time.Now(), w.begun()
+		require.True(w, b.keys.Holds(<-b.attach(w.Context(), "one")))
+		require.Less(w, time.Since(began), 10*time.Second)
+		require.Less(w, w.begun()-before, 100)
+	})
+}
+
+func TestADrainedProcessKeepsNoWish(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a := w.start("a")
+		a.work(a.claimOne("one"), time.Hour)
+		drain := testkit.Must(tenure.NewDrain(w.store, "b", testkit.Quiet))
+		ctx, cancel := context.WithCancel(w.Context())
+		defer cancel()
+		go drain.Run(ctx)
+		var b *process
+		b = w.startWith("b", claims.SessionConfig{Drain: drain, ReleaseRequested: func(c claims.Claim) {
+			if err := b.keys.Release(context.Background(), c); err != nil {
+				w.Error(err)
+			}
+		}})
+		b.attach(ctx, "one")
+		time.Sleep(time.Second)
+		require.NoError(w, drain.Start(w.Context()))
+		drained, done := context.WithTimeout(ctx, time.Minute)
+		defer done()
+		require.NoError(w, drain.Start(drained))
+		require.Empty(w, w.owned(b.session.ID()))
+		require.Equal(w, []claims.KindStatus{{Kind: "tenant"}}, b.session.Status().Kinds)
+	})
+}
+
+// The row of the owner's claim must stay as it is: a transaction above READ COMMITTED that the claim fences would fail.
+func TestAttachAsksOnceATTL(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		a.work(a.claimOne("one"), ttl*3/2)
+		var requests atomic.Int32
+		b.fault(testkit.Only("claims.request", func(ctx context.Context, _ storetest.Call, send func(context.Context) error) error {
+			requests.Add(1)
+			return send(ctx)
+		}))
+		<-b.attach(w.Context(), "one")
+		require.LessOrEqual(w, requests.Load(), int32(2))
+	})
+}
+
+func TestAttachReturnsOnceItsContextIsDone(t *testing.T) {
+	inBubble(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		a.work(a.claimOne("one"), time.Hour)
+		ctx, cancel := context.WithCancel(w.Context())
+		got := b.attach(ctx, "one")
+		time.Sleep(time.Second)
+		b.fault(testkit.Only("claims.free", testkit.Hang))
+		began := time.Now()
+		cancel()
+		<-got
+		require.Less(w, time.Since(began), attachedWithin)
+		b.fault(nil)
+	})
+}
+
+// A func that panics has used its attempt, and it is not given to the next one for nothing.
+func TestWhatFailedIsNotOffered(t *testing.T) {
+	cfg := asked
+	cfg.MaxAttempts, cfg.Exhausted = 2, "status = 'failed'"
+	inRowsBubble(t, cfg, 1, func(w *rowsWorld) {
+		a, b := w.start("a"), w.start("b")
+		ofA, ofB := w.rowsOf(a, cfg), w.rowsOf(b, cfg)
+		c := takeOf(w, ofA, 1)[0]
+		go func() {
+			defer func() { recover() }()
+			_ = ofA.Do(context.Background(), c, func(ctx context.Context) error { <-ctx.Done(); panic("at the end") })
+		}()
+		synctest.Wait()
+		c, err := ofB.Attach(w.Context(), "1")
+		require.NoError(w, err)
+		require.Equal(w, 2, c.Attempt)
+	})
 }
 
 func TestNamesOfKindsThatAreTheLibrarysAreRefused(t *testing.T) {

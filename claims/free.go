@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,13 +19,8 @@ import (
 // says that their attempts are taken back. The caller holds the session's mu. If the term is over, one of its
 // calls or goroutines must still be busy.
 func (k *kind) free(l *ledger, unused bool, rows ...objects.Claim) (batches []*batch) {
-	batches = l.startFreeing(unused && k.queue != nil && k.queue.cfg.Attempts != "", rows)
-	for _, b := range batches {
-		if b.asks {
-			l.term.busy.Go(func() { k.offer(l, b) })
-		}
-	}
-	if len(l.toFree) > 0 && !l.freesRows {
+	batches = l.startFreeing(unused, k.queue != nil && k.queue.cfg.Attempts != "", rows)
+	if len(rows) > 0 && !l.freesRows {
 		l.freesRows = true
 		l.term.busy.Go(func() { k.freeBatches(l) })
 	}
@@ -43,16 +39,21 @@ func (k *kind) freeBatches(l *ledger) {
 		if b == nil {
 			return
 		}
-		locked := k.freeBatch(l, b.rows, b.how)
+		rows, offered := b.rows, offer{}
+		if b.asks {
+			offered = k.offer(l, rows)
+			rows = objects.Subtract(rows, offered.rows)
+		}
+		locked := k.freeBatch(l, rows, b.how)
 		k.s.mu.Lock()
-		l.freed(objects.Subtract(b.rows, locked))
+		l.freed(objects.Subtract(rows, locked))
 		k.s.noteGivenBack()
 		last := len(l.toFree) == 0
 		k.s.mu.Unlock()
-		if len(locked) == 0 {
+		if len(locked) == 0 && len(offered.rows) == 0 {
 			close(b.done)
 		} else { // a fenced write has locked them, and may hang: the other rows don't wait for it
-			l.term.busy.Go(func() { k.freeLocked(l, b, locked) })
+			l.term.busy.Go(func() { k.freeLater(l, b, locked, offered) })
 		}
 		if last || time.Since(hinted) > coalesce {
 			l.term.busy.Go(func() { k.s.wake(keyOf(k.name)) }) // while the next batch is freed
@@ -61,18 +62,21 @@ func (k *kind) freeBatches(l *ledger) {
 	}
 }
 
-// freeLocked frees the locked rows of a batch once no other transaction locks them.
-func (k *kind) freeLocked(l *ledger, b *batch, rows []objects.Claim) {
-	locked := rows
-	for tries := 0; len(rows) > 0 && awaitUnlocked(l.term.ctx, tries); tries++ {
+// freeLater frees the locked rows of a batch once no other transaction locks them, and the offered ones once nobody can
+// take them any more.
+func (k *kind) freeLater(l *ledger, b *batch, locked []objects.Claim, offered offer) {
+	k.awaitTaken(l, offered.rows)
+	left := slices.Concat(locked, offered.rows)
+	for rows, tries := left, 0; len(rows) > 0 && awaitUnlocked(l.term.ctx, tries); tries++ {
 		rows = k.freeBatch(l, rows, b.how)
 	}
 	k.s.mu.Lock()
-	l.freed(locked)
+	l.freed(left)
 	k.s.noteGivenBack()
 	k.s.mu.Unlock()
 	close(b.done)
 	k.s.wake(keyOf(k.name))
+	k.withdraw(l, offered.wishes)
 }
 
 // freeBatch frees rows, and returns the ones that another transaction has locked. It retries until it has

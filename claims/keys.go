@@ -62,6 +62,8 @@ func keysOf(s *Session, name string) (*Keys, error) {
 // ownKinds is how the names of kinds begin that this package uses for itself.
 const ownKinds = "tenure."
 
+func isOwnKind(name string) bool { return strings.HasPrefix(name, ownKinds) }
+
 func (s *Session) validKind(name string) error {
 	if name == "" {
 		return fmt.Errorf("%w: the kind is empty", tenure.ErrInvalid)
@@ -69,7 +71,7 @@ func (s *Session) validKind(name string) error {
 	if err := objects.ValidName("kind", name); err != nil {
 		return err
 	}
-	if strings.HasPrefix(name, ownKinds) {
+	if isOwnKind(name) {
 		return fmt.Errorf("%w: the kind %q: names that begin with %q are this library's", tenure.ErrInvalid, name, ownKinds)
 	}
 	return s.table.fits(name)

@@ -380,7 +380,7 @@ func (k *kind) ended(lost error, claims ...Claim) {
 func (k *kind) end(lost error, c Claim) {
 	if l := k.ledger; l != nil && l.term.id == c.Session {
 		if l.requested[c.Key.ID] && l.term.over == nil {
-			l.term.busy.Go(func() { k.s.wake(attachKey(k.name)) })
+			l.term.busy.Go(func() { k.s.wake(keyOf(k.name)) }) // who attaches may learn that it is done
 		}
 		l.end(c.Key.ID, c.Token)
 		k.s.noteGivenBack()

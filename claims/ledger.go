@@ -32,7 +32,7 @@ type ledger struct {
 type batch struct {
 	rows []objects.Claim
 	how  objects.Freeing
-	asks bool          // another session has asked for the row, which is the only one
+	asks bool          // other sessions have asked for the rows
 	done chan struct{} // closed when the rows are free, or the session is lost
 }
 
@@ -170,22 +170,18 @@ func (l *ledger) end(id string, token int64) {
 	}
 }
 
-// startFreeing puts rows that are to be freed into batches, and returns these batches. A row that another session has asked
-// for is a batch of its own, which nextBatch does not return. unused says that
-// their attempts are taken back, unless they are spent.
-func (l *ledger) startFreeing(unused bool, rows []objects.Claim) (batches []*batch) {
+// startFreeing puts rows that are to be freed into batches, and returns these batches. unused says that
+// their attempts are taken back, unless they are spent; counts says that attempts are counted. A row whose attempt was used is
+// not offered to another session, whose attempt would not be counted.
+func (l *ledger) startFreeing(unused, counts bool, rows []objects.Claim) (batches []*batch) {
 	for _, r := range rows {
-		how := objects.Freeing{Unused: unused && l.spent[r.ID] != r.Token}
-		asked := l.requested[r.ID] && l.holds(r.ID, r.Token)
+		how := objects.Freeing{Unused: counts && unused && l.spent[r.ID] != r.Token}
+		asks := l.requested[r.ID] && l.holds(r.ID, r.Token) && (how.Unused || !counts)
 		l.drop(r.ID)
 		l.freeing[r.ID]++
-		if asked {
-			batches = append(batches, &batch{rows: []objects.Claim{r}, how: how, asks: true, done: make(chan struct{})})
-			continue
-		}
-		b := lastBatch(l.toFree, func(b *batch) bool { return b.how == how })
+		b := lastBatch(l.toFree, func(b *batch) bool { return b.how == how && b.asks == asks })
 		if b == nil || len(b.rows) == perStatement {
-			b = &batch{how: how, done: make(chan struct{})}
+			b = &batch{how: how, asks: asks, done: make(chan struct{})}
 			l.toFree = append(l.toFree, b)
 		}
 		b.rows = append(b.rows, r)

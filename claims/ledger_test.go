@@ -134,12 +134,8 @@ func (w *ledgerWorld) free(rows []objects.Claim) {
 	for _, c := range rows {
 		w.claims[c] = isFreeing
 	}
-	for _, b := range w.l.startFreeing(false, rows) {
-		if b.asks { // it is offered first
-			w.frees = append(w.frees, b)
-		}
-	}
-	if b := w.l.nextBatch(); b != nil {
+	w.l.startFreeing(false, false, rows)
+	for b := w.l.nextBatch(); b != nil; b = w.l.nextBatch() {
 		w.frees = append(w.frees, b)
 	}
 }
@@ -320,7 +316,7 @@ func TestWhatIsFreedAndWhatEndsWhenClaimsAreComparedWithTheirRows(t *testing.T) 
 			for _, r := range test.detached {
 				l.detach([]Claim{claimOf("kind", "ours", r, false)})
 			}
-			l.startFreeing(false, test.freeing)
+			l.startFreeing(false, false, test.freeing)
 			unseen := l.claims()
 			l.add(test.since)
 			for _, r := range test.ended {

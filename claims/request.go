@@ -9,6 +9,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/internal/pace"
 )
 
 // errRequested is the cause with which a func's context ends when another process asks for its key.
@@ -40,22 +41,23 @@ func (k *Keys) RequestRelease(ctx context.Context, ids ...string) error {
 func (s *Session) serveRequests(ctx context.Context, t *term) {
 	hints := s.watch(requestsKey(t.id))
 	defer hints.Stop()
-	for {
+	var spurious pace.Limiter
+	for found := true; ; {
+		select {
+		case <-t.ended:
+			return
+		case <-time.After(spurious.IgnoreFor(!found, coalesce)):
+		}
 		select {
 		case <-t.ended:
 			return
 		case <-hints.C():
 		case <-t.requested:
 		}
-		began := time.Now()
-		if err := s.readRequests(ctx, t); err != nil && ctx.Err() == nil {
+		var err error
+		if found, err = s.readRequests(ctx, t); err != nil && ctx.Err() == nil {
 			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to read requests for keys; retrying within a TTL", err)
 			s.doubtMoves(t)
-		}
-		select { // so that a flood of hints leaves most of the time to others
-		case <-t.ended:
-			return
-		case <-time.After(max(5*time.Millisecond, min(4*time.Since(began), coalesce))):
 		}
 	}
 }
@@ -63,24 +65,27 @@ func (s *Session) serveRequests(ctx context.Context, t *term) {
 // recheckRequests has the term's requests read again.
 func (t *term) recheckRequests() { notify(t.requested) }
 
-// readRequests reads all requests for claims of a term, and tells the funcs of these claims to return.
-func (s *Session) readRequests(ctx context.Context, t *term) (err error) {
+// readRequests reads all requests for claims of a term, and tells the funcs of these claims to return. It reports whether
+// there were new ones.
+func (s *Session) readRequests(ctx context.Context, t *term) (found bool, err error) {
 	s.mu.Lock()
 	asks := t.asks
 	t.asks = nil
 	s.mu.Unlock()
+	found = len(asks) > 0
 	for _, c := range asks {
 		s.askToRelease(c)
 	}
 	for _, table := range s.tables() {
 		if table.requests {
-			err = cmp.Or(err, s.readRequestsIn(ctx, t, table))
+			some, failed := s.readRequestsIn(ctx, t, table)
+			found, err = found || some, cmp.Or(err, failed)
 		}
 	}
-	return err
+	return found, err
 }
 
-func (s *Session) readRequestsIn(ctx context.Context, t *term, table *ownerTable) error {
+func (s *Session) readRequestsIn(ctx context.Context, t *term, table *ownerTable) (found bool, err error) {
 	for last := (objects.Claim{}); ; {
 		var rows []objects.Claim
 		n, err := table.groups.page(ctx, perStatement, func(n int) (err error) {
@@ -88,16 +93,18 @@ func (s *Session) readRequestsIn(ctx context.Context, t *term, table *ownerTable
 			return err
 		})
 		if err != nil {
-			return err
+			return found, err
 		}
 		s.endMoved(t, rows)
 		for _, r := range rows {
-			if s.noteRequest(t, r) && s.cfg.ReleaseRequested != nil {
+			isNew, idle := s.noteRequest(t, r)
+			found = found || isNew
+			if idle && s.cfg.ReleaseRequested != nil {
 				s.askToRelease(claimOf(r.Kind, t.id, r, table != s.table))
 			}
 		}
 		if len(rows) < n {
-			return nil
+			return found, nil
 		}
 		last = rows[len(rows)-1]
 	}
@@ -140,18 +147,18 @@ func (s *Session) doubtMoves(t *term) {
 	}
 }
 
-// noteRequest notes a request for a claim, and tells the claim's func to return. If no func runs for the
-// claim, it reports whether this is the first request.
-func (s *Session) noteRequest(t *term, r objects.Claim) bool {
+// noteRequest notes a request for a claim, and tells the claim's func to return. It reports whether this is the
+// first request, and whether no func runs for the claim then.
+func (s *Session) noteRequest(t *term, r objects.Claim) (isNew, idle bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.kinds[r.Kind]
 	if k == nil || k.ledger == nil || k.ledger.term != t || !k.ledger.request(r) {
-		return false
+		return r.Gone, false
 	}
 	if call := k.running[r.ID]; call != nil {
 		call.cancel(errRequested)
-		return false
+		return true, false
 	}
-	return true
+	return true, true
 }

@@ -92,7 +92,9 @@ func (s *Session) Status() Status {
 	}
 	s.mu.Lock()
 	for kind, k := range s.kinds {
-		status.Kinds = append(status.Kinds, KindStatus{Kind: kind, Claims: k.ledger.size(), Running: len(k.running)})
+		if !isOwnKind(kind) {
+			status.Kinds = append(status.Kinds, KindStatus{Kind: kind, Claims: k.ledger.size(), Running: len(k.running)})
+		}
 	}
 	status.Valid, status.Closing = s.term != nil && s.term.Valid(), s.closed
 	status.Begun, status.Lost = s.history.begun, s.history.lost
