@@ -173,6 +173,7 @@ func (c *claimer) ask(ctx context.Context, wished *Keys, hints tenure.Subscripti
 	defer func() { _, _ = wished.kind.startRelease(mine) }() // nothing, if the owner has taken it
 	var limiter pace.Limiter
 	var stored, woken time.Time
+	var took time.Duration
 	for hinted := false; ; {
 		if now := time.Now(); now.Sub(stored) >= k.s.cfg.TTL { // each is a write of the row
 			if err = k.table.request(ctx, k.s.store, k.name, []string{seen.ID}); err == nil {
@@ -189,14 +190,16 @@ func (c *claimer) ask(ctx context.Context, wished *Keys, hints tenure.Subscripti
 			}
 		}
 		var ok bool
-		if hinted, ok = pace.Await(ctx, hints.C(), limiter.IgnoreFor(hinted, pause), pause); !ok {
+		if hinted, ok = pace.Await(ctx, hints.C(), limiter.IgnoreFor(hinted, followed(took)), pause); !ok {
 			return nil, context.Cause(ctx)
 		}
 		var got []Claim
 		var over bool
+		began := time.Now()
 		if got, over, err = c.takeOver(ctx, wished, mine[0], seen); over {
 			return got, nil
 		}
+		took = time.Since(began)
 	}
 }
 

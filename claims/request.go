@@ -42,11 +42,12 @@ func (s *Session) serveRequests(ctx context.Context, t *term) {
 	hints := s.watch(requestsKey(t.id))
 	defer hints.Stop()
 	var spurious pace.Limiter
+	took := time.Duration(0)
 	for found := true; ; {
 		select {
 		case <-t.ended:
 			return
-		case <-time.After(spurious.IgnoreFor(!found, coalesce)):
+		case <-time.After(spurious.IgnoreFor(!found, followed(took))):
 		}
 		select {
 		case <-t.ended:
@@ -55,11 +56,19 @@ func (s *Session) serveRequests(ctx context.Context, t *term) {
 		case <-t.requested:
 		}
 		var err error
-		if found, err = s.readRequests(ctx, t); err != nil && ctx.Err() == nil {
+		began := time.Now()
+		found, err = s.readRequests(ctx, t)
+		if took = time.Since(began); err != nil && ctx.Err() == nil {
 			s.retries.Log(s.cfg.Logger, slog.LevelWarn, "failed to read requests for keys; retrying within a TTL", err)
 			s.doubtMoves(t)
 		}
 	}
+}
+
+// followed returns how often a hint is followed by a look that takes so long, if hints keep leading to nothing. On a SQLite
+// file, each write is a hint for all.
+func followed(took time.Duration) time.Duration {
+	return min(max(10*time.Millisecond, 4*took), coalesce)
 }
 
 // recheckRequests has the term's requests read again.
