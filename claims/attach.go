@@ -22,8 +22,8 @@ import (
 // A session that attaches to a key asks the key's owner to release it, as RequestRelease does, and also claims a
 // key of another kind, which names the owner's claim: its wish. Once the owner's func has returned, the owner looks
 // for a wish before it frees the key. If it finds one, it moves the wish to itself, which tells the attaching
-// session that the func has returned, and keeps the key for a while. Meanwhile that session moves the key from the
-// owner to itself. No other session gets the key, because it is never free. A wish names one claim, so it says
+// session that the func has returned, and keeps the key for a while. Until then that session may move the key from the
+// owner to itself; no other can, because the key is not free. A wish names one claim, so it says
 // nothing about a later one. If the attaching session dies, its wish is gone, and the owner frees the key for all.
 
 // ErrNotReady reports that a row that a session wants to attach to is free, and can't be taken: it is done, not due,
@@ -43,24 +43,28 @@ func isOffer(r objects.Claim) bool {
 	return strings.HasPrefix(r.Kind, wishes("")) && strings.HasPrefix(r.ID, r.Session+"/")
 }
 
-// Attach makes this session the owner of a key, and takes it from the session that owns it, if any: the owner's
-// func of [Keys.Do] is told to return, with the cause [tenure.ErrResigned], and once it has returned the key goes to
-// the session that attaches, and to no other. For a claim without a func [SessionConfig.ReleaseRequested] decides.
-// If several sessions attach to a key, they get it one after the other. Attach waits until the owner's func has
-// returned or ctx is done; then the owner has been interrupted all the same. Errors of the store do not end it, except
-// [tenure.ErrSetup]. If this session already has the key, the error is [tenure.ErrInvalid].
+// Attach makes this session the owner of a key, and takes it from the session that owns it, if any. The owner's
+// func of [Keys.Do] is told to return, with the cause [tenure.ErrResigned]. Once it has returned, the owner offers the key
+// to the session that attaches for two seconds, or a sixth of its TTL if that is shorter; no other session gets the key
+// meanwhile, and if that session is dead, it is free at once. For a claim without a func
+// [SessionConfig.ReleaseRequested] decides. If several sessions attach to a key, they get it one after the other. An owner
+// that closes, or whose version of this library is older, frees the key for all; then Attach competes for it, and asks
+// the next owner.
 //
-// A detached claim is not given up, and neither is that of a session which package queuehttp serves: Attach waits until
-// it has ended.
+// Attach waits until the key is this session's, or ctx is done; the owner's func may have been told to return all the
+// same. Errors of the store do not end it, except [tenure.ErrSetup] and a constraint or trigger that refuses the key. If
+// this session already has the key, or the key has more than 2,500 bytes together with its kind, the error is
+// [tenure.ErrInvalid]. A detached claim is not given up, and neither is that of a session which package queuehttp serves:
+// Attach waits until it has ended.
 func (k *Keys) Attach(ctx context.Context, id string) (Claim, error) {
 	c, err := k.claimer.attach(ctx, id)
 	return c, opError("attach to "+k.name, err)
 }
 
-// Attach makes this session the owner of a row, as [Keys.Attach] does. The row keeps its attempts: the one of the former
-// owner counts for this session. Attach needs [QueueConfig.Requested]; without it, the error is [tenure.ErrInvalid].
-// If there is no such row, the error is [tenure.ErrNotFound], and if the row is done or not ready for another reason, it
-// is [ErrNotReady].
+// Attach makes this session the owner of a row, as [Keys.Attach] does. The attempt of a func that was told to return
+// is this session's, and the row's Ready is not looked at: it was claimed all the time. Attach needs
+// [QueueConfig.Requested]; without it, the error is [tenure.ErrInvalid]. If there is no such row, the error is
+// [tenure.ErrNotFound], and if the row is free but done, not due, out of attempts or locked, it is [ErrNotReady].
 func (w *Worker) Attach(ctx context.Context, id string) (Claim, error) {
 	var c Claim
 	err := w.q.keepsRequests("Attach")

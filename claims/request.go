@@ -21,7 +21,7 @@ func requestsKey(session string) tenure.Key {
 }
 
 // RequestRelease asks the owners of keys to release them, whichever processes they are in. It returns when the
-// requests are stored. To wait until the keys are free, call [Keys.Claim]. If a func of [Keys.Do] runs for a
+// requests are stored. Whichever session is quickest gets the keys; [Keys.Attach] takes one for this session. If a func of [Keys.Do] runs for a
 // key, it is told to return, with the cause [tenure.ErrResigned]. For other claims
 // [SessionConfig.ReleaseRequested] decides. The owner learns of a request at once, or within a TTL if the hint
 // was lost.

@@ -47,8 +47,8 @@ type SessionConfig struct {
 	Logger        *slog.Logger // default slog.Default()
 
 	// ReleaseRequested, if set, handles the request of another process for a claim for which no func of [Keys.Do]
-	// runs, see [Keys.RequestRelease]. It is called once per claim, from one goroutine. It may release the
-	// claim, and must return promptly.
+	// runs, see [Keys.RequestRelease] and [Keys.Attach]. It is called once per claim, from one goroutine. It may have
+	// another goroutine release the claim, and must return promptly: a release waits for a session that attaches.
 	ReleaseRequested func(Claim)
 
 	// PollInterval is the longest time between two attempts of [Keys.Claim] while it can't expect a hint when a

@@ -36,7 +36,7 @@ import (
 const ttl = 5 * time.Second // short, to see a failover soon; the default is 30 s
 
 var runs = claims.QueueConfig{
-	Table: "runs", Attempts: "attempts", NotBefore: "not_before",
+	Table: "runs", Attempts: "attempts", NotBefore: "not_before", Requested: "requested",
 	Ready: "status = 'running'", Done: "status = 'done'",
 }
 
@@ -44,6 +44,7 @@ func main() {
 	url := flag.String("store", os.Getenv("DATABASE_URL"), "postgres:// `URL` or the path of a SQLite file; default: $DATABASE_URL")
 	dir := flag.String("provider", os.TempDir(), "`directory` of the provider")
 	atOnce := flag.Int("at-once", 8, "how many runs to drive at the same time")
+	attach := flag.String("attach", "", "only drive the run with this `ID`, and take it from the process that drives it")
 	creates := flag.Bool("migrate", false, "only create the tables")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -56,15 +57,15 @@ func main() {
 	if *creates {
 		err = migrate(ctx, store)
 	} else {
-		err = drive(ctx, store, provider{*dir}, *atOnce)
+		err = drive(ctx, store, provider{*dir}, *atOnce, *attach)
 	}
 	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-// drive drives runs until ctx is done. Any number of processes may do so at the same time.
-func drive(ctx context.Context, store tenure.Database, provider provider, atOnce int) error {
+// drive drives runs until ctx is done, or only the one to attach to. Any number of processes may do so at the same time.
+func drive(ctx context.Context, store tenure.Database, provider provider, atOnce int, attach string) error {
 	session, err := claims.NewSession(store, claims.SessionConfig{TTL: ttl})
 	if err != nil {
 		return err
@@ -82,11 +83,28 @@ func drive(ctx context.Context, store tenure.Database, provider provider, atOnce
 	}
 	var errs [2]error
 	var running sync.WaitGroup
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	running.Go(func() { errs[0] = session.Run(ctx) })
+	work := func(ctx context.Context, c claims.Claim) error {
+		return order(ctx, &journal{store: store, provider: provider, claim: c, events: make(map[string]string)})
+	}
 	running.Go(func() {
-		errs[1] = worker.Serve(ctx, atOnce, func(ctx context.Context, c claims.Claim) error {
-			return order(ctx, &journal{store: store, provider: provider, claim: c, events: make(map[string]string)})
-		})
+		if attach == "" {
+			errs[1] = worker.Serve(ctx, atOnce, work)
+			return
+		}
+		defer stop()
+		c, err := worker.Attach(ctx, attach)
+		if err == nil {
+			err = worker.Do(ctx, c, func(ctx context.Context) error {
+				if err := work(ctx, c); err != nil {
+					return err
+				}
+				return queue.Finish(ctx, c)
+			})
+		}
+		errs[1] = err
 	})
 	running.Wait()
 	return errors.Join(errs[:]...)

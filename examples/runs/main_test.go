@@ -201,6 +201,24 @@ func TestARunGoesOnWhereverItsDriverIsKilled(t *testing.T) {
 	})
 }
 
+func TestAnyProcessAttachesToARun(t *testing.T) {
+	testkit.Slow(t)
+	onEach(t, func(s *scene) {
+		paused := s.driver(3, syscall.SIGSTOP) // drives the first run
+		testkit.AwaitPaused(s.T, paused.cmd.Process)
+		s.awaitWritable(paused)
+		attached := exec.Command(os.Args[0], "-store", s.url, "-provider", s.provider.dir, "-attach", "order 1")
+		attached.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", "RUNS_SIGNAL_AT=0", "RUNS_SIGNAL=0")
+		out, err := attached.CombinedOutput()
+		require.NoError(s, err, "%s", out)
+		require.Equal(s, 1, s.count(`SELECT count(*) FROM runs WHERE id = 'order 1' AND status = 'done'`))
+		s.succeed()
+		require.NoError(s, paused.cmd.Process.Signal(syscall.SIGCONT))
+		require.NoError(s, paused.goOn.Close())
+		s.wantJournals()
+	})
+}
+
 func TestADriverThatWasPausedAddsNothing(t *testing.T) {
 	testkit.Slow(t)
 	onEach(t, func(s *scene) {
