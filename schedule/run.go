@@ -191,8 +191,12 @@ func (j *job) step(ctx context.Context) (pause time.Duration, err error) {
 		return 0, err
 	}
 	j.idleSince = time.Time{} // the next step reads the time
-	if failed != nil {
+	if failed != nil && ctx.Err() != nil {
+		j.cfg.Logger.Info("slot was interrupted; it will be run again", "slot", due, "cause", logtext.OneLine(context.Cause(ctx)), "error", logtext.OneLine(failed))
+	} else if failed != nil {
 		j.cfg.Logger.Error("slot failed; it will be run again", "slot", due, "error", logtext.OneLine(failed))
+	}
+	if failed != nil {
 		return j.cfg.Retry, nil
 	}
 	return 0, nil
@@ -332,8 +336,9 @@ func (s *Schedule) location(r record) (*time.Location, error) {
 // done, or nil if it is, and separately the error of a call to the store.
 func (j *job) run(ctx context.Context, slot Slot) (failed, err error) {
 	_ = tenure.RecordRun(ctx, j.cfg.Key.String(), func(ctx context.Context) error {
-		failed, err = j.finish(ctx, slot, logtext.Sound(j.cfg.Do(ctx, slot)))
-		return cmp.Or(err, failed)
+		did := logtext.Sound(j.cfg.Do(ctx, slot))
+		failed, err = j.finish(ctx, slot, did)
+		return cmp.Or(err, failed, did) // another replica may have done the slot meanwhile
 	})
 	return failed, err
 }

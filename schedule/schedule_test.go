@@ -128,10 +128,13 @@ func TestASlotThatWasInterruptedOrFailedIsRunAgain(t *testing.T) {
 				<-ctx.Done()
 				return ctx.Err()
 			}
+			var log testkit.SyncBuffer
 			cfg := schedule.Config{Plan: schedule.Interval(time.Hour, 0), Do: ran.Do, Missed: missed, Retry: time.Second}
-			stop := hold(t, store, cfg)
+			stop := holdLogging(t, slog.New(slog.NewTextHandler(&log, nil)), 15*time.Second, store, cfg)
 			time.Sleep(61 * time.Minute)
 			stop()
+			require.Contains(t, log.String(), `level=INFO msg="slot was interrupted; it will be run again"`)
+			require.NotContains(t, log.String(), "slot failed")
 
 			failures := 2
 			ran.do = func(context.Context, schedule.Slot) error {
@@ -446,6 +449,11 @@ func TestTheStatusOfTheCoordinatorTellsHowTheSlotsEnd(t *testing.T) {
 			case 2:
 				_, _, err := slot.Statement() // and no transaction is committed
 				return err
+			case 3:
+				query, args, err := slot.Statement()
+				assert.NoError(t, err)
+				testkit.ExecSQL(t, store.DB(), query, args...)
+				return errors.New("the answer was lost")
 			}
 			return nil
 		}
@@ -455,14 +463,14 @@ func TestTheStatusOfTheCoordinatorTellsHowTheSlotsEnd(t *testing.T) {
 		require.NoError(t, err)
 		c, err := tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Reconcile: s.Run})
 		require.NoError(t, err)
-		ctx, cancel := context.WithTimeout(t.Context(), 210*time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), 270*time.Minute)
 		defer cancel()
 		require.NoError(t, c.Run(ctx))
 		runs := c.Status().Runs
 		require.Len(t, runs, 1)
 		got := runs[0]
-		require.Equal(t, []any{"schedule/test", 3, 1, 2}, []any{got.Name, got.Started, got.Succeeded, got.Failed})
-		require.Contains(t, got.LastError, "was not committed")
+		require.Equal(t, []any{"schedule/test", 4, 1, 3}, []any{got.Name, got.Started, got.Succeeded, got.Failed})
+		require.Contains(t, got.LastError, "the answer was lost", "although the slot is done")
 		require.False(t, testkit.IsFailing(got))
 	})
 }

@@ -65,7 +65,7 @@ func RunAgain(ctx context.Context, store tenure.Store, key tenure.Key) (State, e
 	case err != nil:
 		return State{}, err
 	case r.Begun.IsZero():
-		return State{}, fmt.Errorf("schedule: run again %s: %w: no slot has been run yet", key, tenure.ErrInvalid)
+		return State{}, fmt.Errorf("schedule: run again %s: %w: no slot has been run yet: give the schedule a plan that is due sooner", key, tenure.ErrInvalid)
 	case r.Begun.After(r.Done):
 		return State{}, fmt.Errorf("schedule: run again %s: %w: the slot of %v is running, or waits to be run again", key, tenure.ErrInvalid, r.Begun)
 	}
