@@ -266,13 +266,13 @@ func (j *judge) rowMoved(ctx context.Context, seen, before, after objects.Claim)
 		j.violated("move", "%s moves %s from itself", l.name, after.ID)
 	}
 	switch o := j.offers[before]; {
-	case o != nil && !o.at.IsZero():
-		j.attached(lifeOf(ctx), o, before, after)
-		j.handed = before
-	case ctx.Value(attachingKey{}) != nil:
+	case ctx.Value(attachingKey{}) == nil: // Move asks nobody
+		j.moved[before] = false
+	case o == nil || o.at.IsZero():
 		j.violated("attach", "%s takes %s from %s, which has not offered it", lifeOf(ctx).name, after.ID, j.sessions[before.Session].who())
 	default:
-		j.moved[before] = false
+		j.attached(lifeOf(ctx), o, before, after)
+		j.handed = before
 	}
 	j.rowTaken(ctx, before, after)
 }
