@@ -1,6 +1,11 @@
 package claims
 
-import "github.com/tenurelib/tenure"
+import (
+	"cmp"
+	"context"
+
+	"github.com/tenurelib/tenure"
+)
 
 // Detached returns how many claims the session remembers that it has detached.
 func (w *Worker) Detached() int {
@@ -45,4 +50,13 @@ func (s Status) Running() (n int) {
 		n += k.Running
 	}
 	return n
+}
+
+// TryTake takes a slot without waiting for one.
+func (s *Slots) TryTake(ctx context.Context) (Claim, error) {
+	got, err := s.claimer.tryNow(ctx, s.ids())
+	if len(got) > 0 {
+		return got[0], nil
+	}
+	return Claim{}, cmp.Or(err, tenure.ErrHeld)
 }

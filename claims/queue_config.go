@@ -96,11 +96,9 @@ type QueueConfig struct {
 
 	// Deadline is the longest time that a claim of a [Worker] lasts, counted from just before it was taken. For
 	// claims of [Queue.TakeFor] see Expires. At the deadline the func of [Worker.Do] is told to return, with
-	// the cause [ErrOverdue]. After Grace, other sessions may take the row even if the func still runs; its
-	// Finish is then refused. Default: no deadline.
+	// the cause [ErrOverdue]. A third of the session's TTL later, other sessions may take the row even if the func still
+	// runs; its Finish is then refused. Default: no deadline.
 	Deadline time.Duration
-	// Grace is how long a func may keep running after the Deadline. Default: a third of the session's TTL.
-	Grace time.Duration
 
 	// PollInterval is the longest time between two looks for ready rows. These looks find rows that were
 	// added without [Queue.Wake], and rows that become ready because time passes. Default 1s.
@@ -178,7 +176,6 @@ func (cfg QueueConfig) validate() error {
 	problems.If(cfg.Expires != "" && cfg.Deadline == 0, "Expires needs to know how long a claim lasts: set Deadline")
 	problems.Duration("LostBackoff", cfg.LostBackoff)
 	problems.If(cfg.LostBackoff > 0 && cfg.NotBefore == "", "LostBackoff needs a column that keeps the time: set NotBefore")
-	problems.Duration("Grace", cfg.Grace)
 	problems.Duration("PollInterval", cfg.PollInterval)
 	return problems.Err()
 }

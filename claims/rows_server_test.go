@@ -734,7 +734,6 @@ func TestBadInputToRows(t *testing.T) {
 		"set PerKey.Limit":                 {Table: "t", PerKey: claims.PerKey{Column: "c"}},
 		"ID and PerKey.Column are both":    {Table: "t", PerKey: claims.PerKey{Column: "id", Limit: 1}},
 		"Deadline -1s is negative":         {Table: "t", Deadline: -time.Second},
-		"Grace -1s is negative":            {Table: "t", Grace: -time.Second},
 		"PollInterval -1s is negative":     {Table: "t", PollInterval: -time.Second},
 		`Ready "\x00" is not UTF-8 text`:   {Table: "t", Ready: "\x00"},
 		`Session "\xff" is not UTF-8 text`: {Table: "t", Session: "\xff"},

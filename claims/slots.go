@@ -1,7 +1,6 @@
 package claims
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -112,15 +111,6 @@ func (s *Slots) wait(ctx context.Context) (Claim, error) {
 		return Claim{}, err
 	}
 	return got[0], nil
-}
-
-// TryTake is Take, but returns [tenure.ErrHeld] if no slot is free.
-func (s *Slots) TryTake(ctx context.Context) (Claim, error) {
-	got, err := s.claimer.tryNow(ctx, s.ids())
-	if len(got) > 0 {
-		return got[0], nil
-	}
-	return Claim{}, opError("try to take "+s.keys.name, cmp.Or(err, tenure.ErrHeld))
 }
 
 // Do calls fn with a context that ends when the claim does, and frees the slot when fn has returned, as

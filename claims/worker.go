@@ -1,7 +1,6 @@
 package claims
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,7 +64,7 @@ func newWorker(s *Session, q *Queue) (*Worker, error) {
 		return nil, err
 	}
 	w := &Worker{s: s, q: q, kind: kind, taker: newTaker(q, s.limit, s.cfg.TTL)}
-	w.deadlines = deadlines{k: kind, after: q.cfg.Deadline, grace: cmp.Or(q.cfg.Grace, s.cfg.TTL/3)}
+	w.deadlines = deadlines{k: kind, after: q.cfg.Deadline, grace: s.cfg.TTL / 3}
 	w.claimer = &claimer{
 		k: kind, poll: q.cfg.PollInterval, rows: true, keep: w.keep,
 		send: func(ctx context.Context, l *ledger, free, _, _ []string) ([]objects.Claim, error) {
