@@ -33,7 +33,7 @@ func (u *unsettled) Error() string {
 	return fmt.Sprintf("the database has failed over: nothing is claimed for another %v", u.in.Round(time.Millisecond))
 }
 
-// longestTTL is a TTL that no session exceeds, unless all do. Once a lineage is that old, no session looks for
+// longestTTL is a TTL that no session exceeds. Once a lineage is that old, no session looks for
 // the longest TTL.
 const longestTTL = time.Hour
 

@@ -37,7 +37,7 @@ const (
 // SessionConfig configures a [Session]. The zero value is ready to use. Fields that [tenure.LeaseConfig] or
 // [tenure.CoordinatorConfig] also has mean the same here.
 type SessionConfig struct {
-	TTL           time.Duration     // default 30s
+	TTL           time.Duration     // default 30s, and at most an hour
 	Margin        time.Duration     // default TTL/30
 	RenewInterval time.Duration     // default TTL/3
 	RenewDeadline time.Duration     // default 2/3 of the TTL
@@ -136,6 +136,9 @@ func NewSession(store tenure.Store, cfg SessionConfig) (*Session, error) {
 	t, err := s.newTerm()
 	if err == nil {
 		err = objects.ValidDuration("PollInterval", cfg.PollInterval, "time.Second")
+	}
+	if err == nil && cfg.TTL > longestTTL {
+		err = fmt.Errorf("%w: TTL %v is more than %v, which is the longest that a session may have", tenure.ErrInvalid, cfg.TTL, longestTTL)
 	}
 	if err != nil {
 		return nil, opError("new session", err)
