@@ -27,7 +27,7 @@ import (
 // nothing about a later one. If the attaching session dies, its wish is gone, and the owner frees the key for all.
 
 // ErrNotReady reports that a row that a session wants to attach to is free, and can't be taken: it is done, not due,
-// has no attempts left, or another transaction has locked it.
+// has no attempts left, others with its PerKey are claimed, or another transaction has locked it.
 var ErrNotReady = errors.New("the row is free, but can't be taken")
 
 // wishes is the kind of the keys that stand for wishes.
@@ -38,9 +38,14 @@ func wishFor(r objects.Claim) string {
 	return r.Session + "/" + strconv.FormatInt(r.Token, 10) + "/" + r.ID
 }
 
-// isOffer reports whether a row of a session is a wish for one of its own claims, which it has moved to itself.
-func isOffer(r objects.Claim) bool {
-	return strings.HasPrefix(r.Kind, wishes("")) && strings.HasPrefix(r.ID, r.Session+"/")
+// isOffer reports whether a row of the session is a wish for one of its own claims, which it has moved to itself because it
+// offers the key. The caller holds the session's mu.
+func (s *Session) isOffer(r objects.Claim) bool {
+	kind, isWish := strings.CutPrefix(r.Kind, wishes(""))
+	rest, isOwn := strings.CutPrefix(r.ID, r.Session+"/")
+	_, id, _ := strings.Cut(rest, "/")
+	k := s.kinds[kind]
+	return isWish && isOwn && k != nil && k.ledger != nil && k.ledger.freeing[id] > 0
 }
 
 // Attach makes this session the owner of a key, and takes it from the session that owns it, if any. The owner's
@@ -88,10 +93,10 @@ func (c *claimer) attach(ctx context.Context, id string) (Claim, error) {
 	hints := k.s.watch(keyOf(k.name))
 	defer hints.Stop()
 	defer k.s.sweeper.addWaiter(hints)()
-	for notTaken := 0; ; { // looks in a row that have found the row free
+	for notTaken, tries := 0, 0; ; tries++ { // notTaken counts looks in a row that have found the row free
 		row, got, err := c.tryOrLook(ctx, id)
-		pause := min(5*time.Millisecond<<notTaken, k.s.attachPoll())
-		switch own, uses := k.uses(id); {
+		pause := min(5*time.Millisecond<<min(tries, 10), k.s.attachPoll())
+		switch own, uses, runs := k.uses(row); {
 		case err != nil:
 		case len(got) > 0:
 			return got[0], nil
@@ -100,8 +105,9 @@ func (c *claimer) attach(ctx context.Context, id string) (Claim, error) {
 		case row.ID == "" && c.rows:
 			err = &unattached{tenure.ErrNotFound}
 		case row.ID == "" || row.Gone || row.Session == own: // it has changed since, or an answer is on its way
+		case runs: // under a claim that has ended: the key could not be kept
 		case row.Session != "":
-			notTaken = 0
+			notTaken, tries = 0, -1
 			got, err = c.ask(ctx, wished, hints, row)
 			if len(got) > 0 {
 				return got[0], nil
@@ -123,6 +129,9 @@ func (c *claimer) attach(ctx context.Context, id string) (Claim, error) {
 
 // soon is afterFailure for a call that must not be late: somebody else would get the key.
 func (c *claimer) soon(ctx context.Context, err error) (pause time.Duration, fatal error) {
+	if isRefused(err) {
+		return 0, err
+	}
 	pause, fatal = c.afterFailure(ctx, err)
 	if settlesIn(err) == 0 {
 		pause = min(pause, c.k.s.attachPoll()/4)
@@ -153,16 +162,15 @@ type unattached struct{ error }
 
 func (u *unattached) Unwrap() error { return u.error }
 
-// uses returns the present session, and reports whether it holds or has detached a claim on a key, or runs a func for it.
-func (k *kind) uses(id string) (session string, uses bool) {
+// uses returns the present session, and reports whether it holds the claim of a row or has detached it, and whether a func
+// runs for the key.
+func (k *kind) uses(row objects.Claim) (session string, uses, runs bool) {
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	if k.ledger == nil {
-		return "", false
+		return "", false, false
 	}
-	_, held := k.ledger.held[id]
-	_, detached := k.ledger.detached[id]
-	return k.ledger.term.id, held || detached || k.running[id] != nil
+	return k.ledger.term.id, k.ledger.owns(row), k.running[row.ID] != nil
 }
 
 // ask asks the owner of a claim for its key, and takes the key once the owner's func has returned. It returns no claim if
@@ -184,7 +192,7 @@ func (c *claimer) ask(ctx context.Context, wished *Keys, hints tenure.Subscripti
 				stored, woken = now, now
 			}
 		} else if now.Sub(woken) >= 500*time.Millisecond { // the hint may have been lost
-			k.table.wakeOwners(k.s.store, []objects.Claim{seen})
+			go k.table.wakeOwners(k.s.store, []objects.Claim{seen}) // it ends by its limit, and nothing waits for it
 			woken = now
 		}
 		pause := poll
@@ -214,15 +222,17 @@ func (c *claimer) takeOver(ctx context.Context, wished *Keys, mine Claim, seen o
 	if stands := row.Session == seen.Session && row.Token == seen.Token && !row.Gone; err != nil || len(got) > 0 || !stands {
 		return got, err == nil, err
 	}
+	held := wished.Holds(mine) // before the look: it ends when the owner takes it
 	offers, err := c.k.s.table.look(ctx, wished.name, []string{mine.Key.ID})
-	switch {
-	case err != nil:
-		return nil, false, err
-	case len(offers) > 0 && offers[0].Session == seen.Session:
-		got, err = c.moveFrom(ctx, seen)
-		return got, len(got) > 0, err
+	if err != nil || len(offers) == 0 || offers[0].Session != seen.Session {
+		return nil, err == nil && !held, err
 	}
-	return nil, !wished.Holds(mine), nil
+	for tries := 0; len(got) == 0 && err == nil && tries < 4; tries++ { // a fenced write of the owner's may have locked it
+		if got, err = c.moveFrom(ctx, seen); len(got) == 0 && !awaitUnlocked(ctx, tries) {
+			break
+		}
+	}
+	return got, len(got) > 0, err
 }
 
 // moveFrom moves a key from its owner, whose func has returned, to this session.
@@ -244,9 +254,6 @@ func (c *claimer) moveFrom(ctx context.Context, seen objects.Claim) (got []Claim
 		}
 		return err
 	})
-	if isRefused(err) {
-		err = &unattached{err}
-	}
 	return got, err
 }
 

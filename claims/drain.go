@@ -45,7 +45,7 @@ func (k *kind) giveBack() {
 		r := objects.Claim{Kind: k.name, ID: id, Session: l.term.id, Token: token}
 		switch {
 		case k.running[id] != nil:
-		case k.s.cfg.ReleaseRequested == nil || l.spent[id] == token || isOwnKind(k.name):
+		case k.s.cfg.ReleaseRequested == nil || l.spent[id] == token || !k.ofRows() && isOwnKind(k.name):
 			idle = append(idle, r)
 		case !l.requested[id]:
 			l.term.asks = append(l.term.asks, claimOf(k.name, l.term.id, r, k.ofRows()))

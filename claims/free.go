@@ -365,11 +365,11 @@ func (s *Session) windDown(ctx context.Context, t *term) {
 // isBusy reports whether a func runs for a row, or the row is already being freed, or stands for an offer. The func may run for the row
 // under another name of its table.
 func (s *Session) isBusy(r objects.Claim) bool {
-	if isOffer(r) {
-		return true
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.isOffer(r) {
+		return true
+	}
 	for _, other := range s.kinds {
 		if other.running[r.ID].isFor(r.Session, r.Token) {
 			return true

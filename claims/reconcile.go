@@ -158,7 +158,7 @@ func (k *kind) freeUnknown(ctx context.Context, l *ledger, ids []string) error {
 // unknown returns the unknown ones among rows that name the session. The caller holds the session's mu.
 func (k *kind) unknown(l *ledger, rows []objects.Claim) []objects.Claim {
 	return slices.DeleteFunc(rows, func(r objects.Claim) bool {
-		return l.knows(r) || k.running[r.ID] != nil || isOffer(r) || k.isKnownByAnotherName(r)
+		return l.knows(r) || k.running[r.ID] != nil || k.s.isOffer(r) || k.isKnownByAnotherName(r)
 	})
 }
 

@@ -44,10 +44,12 @@ func (s *Session) serveRequests(ctx context.Context, t *term) {
 	var spurious pace.Limiter
 	took := time.Duration(0)
 	for found := true; ; {
-		select {
-		case <-t.ended:
-			return
-		case <-time.After(spurious.IgnoreFor(!found, followed(took))):
+		if rest := spurious.IgnoreFor(!found, followed(took)); rest > 0 {
+			select {
+			case <-t.ended:
+				return
+			case <-time.After(rest):
+			}
 		}
 		select {
 		case <-t.ended:

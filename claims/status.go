@@ -92,7 +92,7 @@ func (s *Session) Status() Status {
 	}
 	s.mu.Lock()
 	for kind, k := range s.kinds {
-		if !isOwnKind(kind) {
+		if k.ofRows() || !isOwnKind(kind) {
 			status.Kinds = append(status.Kinds, KindStatus{Kind: kind, Claims: k.ledger.size(), Running: len(k.running)})
 		}
 	}
