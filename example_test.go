@@ -263,7 +263,8 @@ func ExampleWatch() {
 	}
 	key := tenure.Key{Type: "sandbox", ID: "one"}
 	go func() { // another process
-		if _, err := store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("ready")}, tenure.IfAbsent()); err == nil {
+		_, err := store.PutIf(ctx, tenure.Object{Key: key, Payload: []byte("ready")}, tenure.IfAbsent())
+		if err == nil {
 			err = tenure.Wake(ctx, store, key)
 		}
 		if err != nil {

@@ -782,7 +782,7 @@ func TestBadInputToClaims(t *testing.T) {
 		require.ErrorIs(w, err, tenure.ErrInvalid)
 		_, err = claims.NewSession(storetest.NewMem(), claims.SessionConfig{})
 		require.ErrorIs(w, err, errors.ErrUnsupported)
-		for _, cfg := range []claims.SessionConfig{{TTL: -1}, {TTL: time.Hour + 1}, {Margin: time.Hour}, {RenewInterval: time.Hour}, {PollInterval: -1}, {Holder: "\xff"}} {
+		for _, cfg := range []claims.SessionConfig{{TTL: -1}, {TTL: 24*time.Hour + 1}, {Margin: time.Hour}, {RenewInterval: time.Hour}, {PollInterval: -1}, {Holder: "\xff"}} {
 			_, err = claims.NewSession(w.store, cfg)
 			require.ErrorIs(w, err, tenure.ErrInvalid, "%+v", cfg)
 		}

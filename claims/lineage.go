@@ -35,7 +35,7 @@ func (u *unsettled) Error() string {
 
 // longestTTL is a TTL that no session exceeds. Once a lineage is that old, no session looks for
 // the longest TTL.
-const longestTTL = time.Hour
+const longestTTL = 24 * time.Hour
 
 // settlesIn returns for how long nothing may be claimed, if that is why a call has failed.
 func settlesIn(err error) (in time.Duration) {

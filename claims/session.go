@@ -37,7 +37,7 @@ const (
 // SessionConfig configures a [Session]. The zero value is ready to use. Fields that [tenure.LeaseConfig] or
 // [tenure.CoordinatorConfig] also has mean the same here.
 type SessionConfig struct {
-	TTL           time.Duration     // default 30s, and at most an hour
+	TTL           time.Duration     // default 30s, and at most a day
 	Margin        time.Duration     // default TTL/30
 	RenewInterval time.Duration     // default TTL/3
 	RenewDeadline time.Duration     // default 2/3 of the TTL

@@ -133,6 +133,7 @@ func TestASlotThatWasInterruptedOrFailedIsRunAgain(t *testing.T) {
 			stop := holdLogging(t, slog.New(slog.NewTextHandler(&log, nil)), 15*time.Second, store, cfg)
 			time.Sleep(61 * time.Minute)
 			stop()
+			synctest.Wait() // until the log is written
 			require.Contains(t, log.String(), `level=INFO msg="slot was interrupted; it will be run again"`)
 			require.NotContains(t, log.String(), "slot failed")
 
