@@ -70,6 +70,9 @@ func (j *judge) offerEnds(by *life, before objects.Claim) {
 	if o == nil || o.at.IsZero() || s.life != by || !s.stands() || s.tainted || !j.sessions[o.to].stands() {
 		return
 	}
+	if well, ok := by.isWell(); !ok || well.Add(by.slack()).After(o.at) { // it may not know that it has offered the key
+		return
+	}
 	if lasted := time.Since(o.at); lasted < min(s.ttl/6, 2*time.Second) {
 		j.violated("attach", "%s frees %s, which it has offered for no more than %v", by.name, before.ID, lasted)
 	}
