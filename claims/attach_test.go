@@ -206,7 +206,11 @@ func TestAttachingSurvivesLostAnswers(t *testing.T) {
 					w.start("c").compete(w.Context(), "one")
 					synctest.Wait()
 					faulty := map[string]*process{"a": a, "b": b}[who]
-					faulty.fault(testkit.Only(op, testkit.Once(testkit.LoseAnswer)))
+					lost := testkit.LoseAnswer
+					if op == "wake" {
+						lost = testkit.Refuse
+					}
+					faulty.fault(testkit.Only(op, testkit.Once(lost)))
 					began := time.Now()
 					got := <-b.attach(w.Context(), "one")
 					require.True(w, b.keys.Holds(got))
