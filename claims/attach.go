@@ -101,9 +101,9 @@ func (c *claimer) attach(ctx context.Context, id string) (Claim, error) {
 		case len(got) > 0:
 			return got[0], nil
 		case uses:
-			err = fmt.Errorf("%w: this session has it: release it first", tenure.ErrInvalid)
+			return Claim{}, fmt.Errorf("%w: this session has it: release it first", tenure.ErrInvalid)
 		case row.ID == "" && c.rows:
-			err = &unattached{tenure.ErrNotFound}
+			return Claim{}, tenure.ErrNotFound
 		case row.ID == "" || row.Gone || row.Session == own: // it has changed since, or an answer is on its way
 		case runs: // under a claim that has ended: the key could not be kept
 		case row.Session != "":
@@ -116,7 +116,7 @@ func (c *claimer) attach(ctx context.Context, id string) (Claim, error) {
 		case notTaken < 5: // another transaction may have locked it for a moment
 			notTaken++
 		case c.rows:
-			err = &unattached{ErrNotReady}
+			return Claim{}, ErrNotReady
 		}
 		if err != nil || ctx.Err() != nil {
 			if pause, err = c.soon(ctx, err); err != nil {
@@ -156,11 +156,6 @@ func (c *claimer) tryOrLook(ctx context.Context, id string) (row objects.Claim, 
 	}
 	return row, nil, err
 }
-
-// unattached is an error that ends a call of attach.
-type unattached struct{ error }
-
-func (u *unattached) Unwrap() error { return u.error }
 
 // uses returns the present session, and reports whether it holds the claim of a row or has detached it, and whether a func
 // runs for the key.

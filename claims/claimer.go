@@ -212,7 +212,7 @@ func (c *claimer) afterFailure(ctx context.Context, err error) (pause time.Durat
 	switch {
 	case ctx.Err() != nil:
 		return 0, context.Cause(ctx)
-	case errors.Is(err, ErrClosed), errors.Is(err, tenure.ErrSetup), errors.Is(err, tenure.ErrInvalid), errors.As(err, new(*unattached)):
+	case errors.Is(err, ErrClosed), errors.Is(err, tenure.ErrSetup), errors.Is(err, tenure.ErrInvalid):
 		return 0, err
 	case errors.Is(err, objects.ErrDrained):
 		return 0, s.untilUndrained(ctx)

@@ -191,15 +191,15 @@ func (j *job) step(ctx context.Context) (pause time.Duration, err error) {
 		return 0, err
 	}
 	j.idleSince = time.Time{} // the next step reads the time
-	if failed != nil && ctx.Err() != nil {
+	if failed == nil {
+		return 0, nil
+	}
+	if ctx.Err() != nil {
 		j.cfg.Logger.Info("slot was interrupted; it will be run again", "slot", due, "cause", logtext.OneLine(context.Cause(ctx)), "error", logtext.OneLine(failed))
-	} else if failed != nil {
+	} else {
 		j.cfg.Logger.Error("slot failed; it will be run again", "slot", due, "error", logtext.OneLine(failed))
 	}
-	if failed != nil {
-		return j.cfg.Retry, nil
-	}
-	return 0, nil
+	return j.cfg.Retry, nil
 }
 
 // tell logs the next slots, once. It returns an error if the plan never had one.
