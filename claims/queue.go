@@ -45,11 +45,12 @@ type Queue struct {
 	registered atomic.Bool // whether this process need not register it any more
 	tried      atomic.Bool // whether TryTakeFor has tried to register it
 
-	mu      sync.Mutex // guards the fields below; never held across I/O, nor together with a session's mu
-	workers []*Worker
-	ends    []*finishing // the calls that wait for endTogether
-	busy    bool         // whether endTogether runs
-	expired time.Time    // when rows whose claims have expired were last looked for
+	mu       sync.Mutex // guards the fields below; never held across I/O, nor together with a session's mu
+	workers  []*Worker
+	lookouts []*lookout
+	ends     []*finishing // the calls that wait for endTogether
+	busy     bool         // whether endTogether runs
+	expired  time.Time    // when rows whose claims have expired were last looked for
 }
 
 // queueLimit is the time limit of a queue's statements, unless a session of this process has another. It is

@@ -186,7 +186,7 @@ func (cfg QueueConfig) statements() objects.RowsConfig {
 		Ready: cfg.Ready, OrderBy: cfg.OrderBy, Done: cfg.Done, Exhausted: cfg.Exhausted,
 		Expires: cfg.Expires, Limit: cfg.Limit, Taken: cfg.Taken, Released: cfg.Released, Canceled: cfg.Canceled,
 		PerKey: cfg.PerKey.Column, KeyLimit: cfg.PerKey.Limit,
-		MaxAttempts: cfg.MaxAttempts, Lasts: cfg.Deadline, LostBackoff: cfg.LostBackoff,
+		MaxAttempts: cfg.MaxAttempts, LostBackoff: cfg.LostBackoff,
 	}
 }
 

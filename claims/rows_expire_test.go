@@ -31,7 +31,8 @@ func TestNothingIsTakenForASessionWithoutARecord(t *testing.T) {
 			waited <- err
 		}()
 		db.removeSession("r")
-		require.ErrorIs(db, <-waited, tenure.ErrLost, "even if no row is ready")
+		db.add(3, 3)
+		require.ErrorIs(db, <-waited, tenure.ErrLost)
 	})
 }
 
@@ -85,6 +86,46 @@ func TestAClaimOfARemoteWorkerExpires(t *testing.T) {
 		require.ErrorIs(db, server.rows.Extend(db.Context(), 0, got[0]), tenure.ErrInvalid)
 		require.ErrorIs(db, db.worker(claims.SessionConfig{}, tasks).rows.Extend(db.Context(), time.Hour, got[0]), tenure.ErrInvalid)
 	})
+}
+
+func TestAClaimLastsAsLongAsItsCallAsksFor(t *testing.T) {
+	perKey := expiring
+	perKey.PerKey = claims.PerKey{Column: "lane", Limit: 9}
+	for name, cfg := range map[string]claims.QueueConfig{"": expiring, "per key": perKey} {
+		t.Run(name, func(t *testing.T) {
+			eachRowsServer(t, cfg, func(db *rowsDB) {
+				db.add(1, 4)
+				rows, remote := db.worker(claims.SessionConfig{}, cfg).rows, db.remote("r", time.Hour)
+				about := func(d time.Duration, id int) {
+					db.Helper()
+					require.WithinDuration(db, time.Now().Add(d), db.millis("expires_at", id), 30*time.Second)
+				}
+				take := func(o claims.TakeOptions) []claims.Claim {
+					db.Helper()
+					return testkit.Must(rows.TryTakeFor(db.Context(), remote, o))
+				}
+				first := take(claims.TakeOptions{N: 1, Lasts: time.Hour, Where: "id < $1", Args: []any{9}})
+				about(time.Hour, 1)
+				require.Len(db, take(claims.TakeOptions{N: 1, Lasts: 3 * time.Minute}), 1)
+				about(3*time.Minute, 2)
+				require.Len(db, take(claims.TakeOptions{N: 1}), 1)
+				about(cfg.Deadline, 3)
+				again := take(claims.TakeOptions{N: 9, Have: first, Lasts: 2 * time.Hour})
+				require.Equal(db, []string{"2", "3"}, takenIDs(again))
+				about(time.Hour, 1)
+				about(2*time.Hour, 2)
+				about(2*time.Hour, 3)
+				for _, bad := range []claims.TakeOptions{{N: 1, Lasts: -time.Second}, {N: 1, Lasts: 30}} {
+					_, err := rows.TakeFor(db.Context(), remote, bad)
+					require.ErrorIs(db, err, tenure.ErrInvalid)
+				}
+				_, err := rows.TakeWith(db.Context(), claims.TakeOptions{N: 1, Lasts: time.Hour})
+				require.ErrorIs(db, err, tenure.ErrInvalid)
+				_, err = db.worker(claims.SessionConfig{}, tasks).rows.TryTakeFor(db.Context(), remote, claims.TakeOptions{N: 1, Lasts: time.Hour})
+				require.ErrorContains(db, err, "set Expires")
+			})
+		})
+	}
 }
 
 func TestAnExpiredRowThatCannotBeFreedKeepsNoOther(t *testing.T) {

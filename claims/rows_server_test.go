@@ -894,7 +894,7 @@ func TestThePlansUseThePartialIndexes(t *testing.T) {
 		store := db.open().(*tenure.PostgresStore)
 		rows := store.Backend().Rows(objects.RowsConfig{
 			Table: tasks.Table, ID: "id", Session: "session", Token: "token", Attempts: tasks.Attempts, NotBefore: tasks.NotBefore, Ready: tasks.Ready, OrderBy: tasks.OrderBy, Done: tasks.Done,
-			Expires: tasks.Expires, Lasts: tasks.Deadline,
+			Expires: tasks.Expires,
 		}, testkit.Quiet).(*pgobjects.Rows)
 		require.NoError(t, rows.Check(t.Context(), time.Minute))
 		var ids []string
@@ -924,7 +924,7 @@ func TestThePlansUseThePartialIndexes(t *testing.T) {
 		many(db, ddl)
 		rows := db.open().(*tenure.SQLiteStore).Backend().Rows(objects.RowsConfig{
 			Table: tasks.Table, ID: "id", Session: "session", Token: "token", Attempts: tasks.Attempts, NotBefore: tasks.NotBefore, Ready: tasks.Ready, OrderBy: tasks.OrderBy, Done: tasks.Done,
-			Expires: tasks.Expires, Lasts: tasks.Deadline,
+			Expires: tasks.Expires,
 		}, testkit.Quiet).(*sqliteobjects.Rows)
 		for name, query := range rows.Statements() {
 			got, err := db.sql.Query("EXPLAIN QUERY PLAN "+query, "1", "2", "3", "4", "5")

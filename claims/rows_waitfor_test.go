@@ -3,7 +3,10 @@ package claims_test
 import (
 	"context"
 	"errors"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -97,5 +100,48 @@ func TestARowThatCannotBeGivenUpIsNoWorkers(t *testing.T) {
 			require.Empty(db, got)
 			require.Zero(db, db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`))
 		}
+	})
+}
+
+func TestTenThousandCallsThatWaitShareALook(t *testing.T) {
+	const calls, rows = 10_000, 5
+	cfg := effect
+	cfg.PollInterval = time.Second
+	inRowsBubble(t, cfg, 0, func(w *rowsWorld) {
+		a := w.start("a")
+		queue := w.rowsOf(a, cfg)
+		testkit.AcquireBriefly(w.T, w.store, tenure.LeaseConfig{Key: claims.SessionKey("r"), TTL: 24 * time.Hour})
+		counted := &callCounts{}
+		a.fault(counted.hook)
+		ctx, cancel := context.WithCancel(context.Background())
+		var waiting sync.WaitGroup
+		var told atomic.Int64
+		for i := range calls {
+			waiting.Go(func() {
+				if i%2 == 0 {
+					if queue.AwaitReady(ctx, "") == nil {
+						told.Add(1)
+					}
+					return
+				}
+				got, err := queue.TakeFor(ctx, "r", claims.TakeOptions{N: 1})
+				if err != nil {
+					w.Error(err)
+				}
+				told.Add(int64(len(got)))
+			})
+		}
+		time.Sleep(time.Minute)
+		require.InDelta(w, 60, counted.of("queue.ready"), 20)
+		require.Less(w, counted.of("queue.take"), 10, "the first calls may find that none waits")
+		require.Zero(w, told.Load())
+		for range rows {
+			testkit.ExecSQL(w.T, w.db, `INSERT INTO tasks DEFAULT VALUES`)
+		}
+		queue.Wake()
+		synctest.Wait()
+		require.EqualValues(w, rows, told.Load())
+		cancel()
+		waiting.Wait()
 	})
 }

@@ -32,6 +32,10 @@ type TakeOptions struct {
 	// session were taken by a call whose answer was lost. They are returned first, whatever Where says, and
 	// then nothing is taken. An empty list means that the worker knows of none; with nil, nothing is looked up.
 	Have []Claim
+
+	// Lasts is for TakeFor and TryTakeFor: how long the claims stand unless they are extended. It needs [QueueConfig.Expires].
+	// Default: [QueueConfig.Deadline].
+	Lasts time.Duration
 }
 
 // filter returns the filter with arguments of its own, because other callers may share it.
@@ -89,8 +93,8 @@ func (w *Worker) Take(ctx context.Context, n int) ([]Claim, error) {
 // TakeWith is Take with options.
 func (w *Worker) TakeWith(ctx context.Context, o TakeOptions) ([]Claim, error) {
 	err := o.validate()
-	if o.Have != nil {
-		err = fmt.Errorf("%w: Have is for TakeFor and TryTakeFor: a session knows its own claims", tenure.ErrInvalid)
+	if o.Have != nil || o.Lasts != 0 {
+		err = fmt.Errorf("%w: Have and Lasts are for TakeFor and TryTakeFor: a session knows its own claims, and they end with it", tenure.ErrInvalid)
 	}
 	if err != nil {
 		return nil, w.q.opError("take", err)

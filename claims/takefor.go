@@ -1,14 +1,15 @@
 package claims
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
-	"github.com/tenurelib/tenure/internal/pace"
 )
 
 // TryTakeFor takes rows that are free and ready, for the session with that ID. It does not wait, and may return
@@ -21,16 +22,12 @@ import (
 // next call returns them if it has [TakeOptions.Have]. Calls for one session must not overlap: each would
 // regard as lost the rows that the other is about to return.
 func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
-	err := errors.Join(objects.ValidText("session", session), q.rows.fits(objects.SessionType, session), o.validate())
-	if session == "" {
-		err = fmt.Errorf("%w: session is empty", tenure.ErrInvalid)
-	}
-	if err != nil {
-		return nil, q.opError("take", err)
+	if err := q.validTake(session, o); err != nil {
+		return nil, err
 	}
 	q.freeExpired(ctx)
 	var got []Claim
-	err = againIfMoved(func() (err error) {
+	err := againIfMoved(func() (err error) {
 		got, err = q.takeFor(ctx, session, o)
 		return err
 	})
@@ -50,7 +47,7 @@ func (q *Queue) takeFor(ctx context.Context, session string, o TakeOptions) ([]C
 			return got, err
 		}
 	}
-	take := objects.Taking{Session: session, N: min(o.N, perStatement), Filter: o.filter(), Remote: true}
+	take := objects.Taking{Session: session, N: min(o.N, perStatement), Filter: o.filter(), Remote: true, Lasts: q.lasts(o)}
 	rows, err := q.taker.take(ctx, take, nil, func(take objects.Taking) ([]objects.Claim, error) {
 		return q.table.TakeReady(ctx, take, q.rows.limit)
 	})
@@ -67,6 +64,30 @@ func (q *Queue) takeFor(ctx context.Context, session string, o TakeOptions) ([]C
 	kept, exhausted := split(q.claimsOf(rows), rows)
 	q.retireFor(ctx, exhausted)
 	return kept, nil
+}
+
+// TakeFor is like [Queue.TryTakeFor], but waits as [Queue.AwaitReady] does until there is a row. If ctx is done before
+// that, it returns no claims and no error. While other calls of this process wait for the same rows, a call without Have
+// waits with them, and looks at nothing before.
+func (q *Queue) TakeFor(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
+	if err := q.validTake(session, o); err != nil {
+		return nil, err
+	}
+	for look := o.Have != nil || !q.awaits(source{q, o.filter()}); ; look = true {
+		if look {
+			taking, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.rows.limit) // a statement that is cut off may still take rows
+			got, err := q.TryTakeFor(taking, session, o)
+			cancel()
+			if err != nil || len(got) > 0 {
+				return got, err
+			}
+		}
+		// Rows that an earlier statement, whose answer was lost, takes only now are returned by the next call.
+		o.Have = nil
+		if q.AwaitReady(ctx, o.Where, o.Args...) != nil {
+			return nil, nil
+		}
+	}
 }
 
 // missing returns up to o.N rows that a session owns and its worker does not know of. It retires those
@@ -90,36 +111,29 @@ func (q *Queue) missing(ctx context.Context, session string, o TakeOptions) ([]C
 	rows = slices.DeleteFunc(rows, func(r objects.Claim) bool { return known[claimOf(q.cfg.Table, r.Session, r, true).row()] })
 	kept, exhausted := split(q.claimsOf(rows), rows)
 	q.retireFor(ctx, exhausted)
-	return kept[:min(len(kept), o.N)], nil
+	kept = kept[:min(len(kept), o.N)]
+	if q.cfg.Expires == "" || len(kept) == 0 {
+		return kept, nil
+	}
+	// They were taken some time ago, and are to last as long as the caller has asked for.
+	lost, err := q.endAll(ctx, objects.Ending{Extend: true, After: q.lasts(o)}, rowsOf(kept))
+	if err != nil || len(lost) > 0 { // the next call finds out what is left
+		return nil, err
+	}
+	return kept, nil
 }
 
-// TakeFor is like [Queue.TryTakeFor], but waits until a row is ready. If ctx is done before that, it returns no
-// claims and no error. If this process has a [Worker] of the queue whose session runs, the rows of a session
-// that expires while TakeFor waits become free at once instead of within a TTL.
-func (q *Queue) TakeFor(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
-	take := func() ([]Claim, error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.rows.limit) // a statement that is cut off may still take rows
-		defer cancel()
-		return q.TryTakeFor(ctx, session, o)
-	}
-	got, err := take()
-	if err != nil || len(got) > 0 {
-		return got, err
-	}
-	// Rows that an earlier statement, whose answer was lost, takes only now are returned by the next call.
-	o.Have = nil
-	hints := tenure.Watch(q.store, keyOf(q.cfg.Table)) // before the next look, so that no hint is missed
-	defer hints.Stop()
-	for _, w := range q.allWorkers() {
-		defer w.s.sweeper.addWaiter(nil)()
-	}
-	var spurious pace.Limiter
-	for woken := false; ctx.Err() == nil; {
-		if got, err := take(); err != nil || len(got) > 0 {
-			return got, err
-		}
-		pause := pace.Jitter(q.cfg.PollInterval)
-		woken, _ = pace.Await(ctx, hints.C(), spurious.IgnoreFor(woken, min(coalesce, pause)), pause)
-	}
-	return nil, nil
+// lasts returns how long the claims of a call stand, if they expire.
+func (q *Queue) lasts(o TakeOptions) time.Duration { return cmp.Or(o.Lasts, q.cfg.Deadline) }
+
+// validTake returns a [tenure.ErrInvalid] that names everything that is wrong with a call.
+func (q *Queue) validTake(session string, o TakeOptions) error {
+	var problems objects.Problems
+	problems.If(session == "", "session is empty")
+	problems.Add(objects.ValidText("session", session))
+	problems.Add(q.rows.fits(objects.SessionType, session))
+	problems.Add(o.validate())
+	problems.Duration("Lasts", o.Lasts)
+	problems.If(o.Lasts != 0 && q.cfg.Expires == "", "Lasts needs a column that keeps the time: set Expires")
+	return q.opError("take", problems.Err())
 }

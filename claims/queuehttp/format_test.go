@@ -16,7 +16,7 @@ func TestTheProtocolStaysAsItIs(t *testing.T) {
 	some, after := []claims.Claim{c}, seconds.Duration(1500*time.Millisecond)
 	golden.Compare(t, "protocol", golden.JSON(t,
 		request{Holder: "worker-a"}, answer{Session: s},
-		request{Session: s, N: 8, Have: some}, answer{Tasks: []Task{{c, []byte(`{"url":"https://example.com"}`)}}},
+		request{Session: s, N: 8, Have: some}, answer{Tasks: []Task{{Claim: c, Payload: []byte(`{"url":"https://example.com"}`)}}},
 		request{Session: s, Have: some}, answer{Ended: some},
 		request{Results: []Result{{c, []byte(`"ok"`)}}},
 		request{Claims: some, After: &after},

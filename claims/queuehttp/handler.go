@@ -42,14 +42,23 @@ type Config struct {
 	// than null are refused.
 	Finish func(ctx context.Context, results []Result) error
 
-	MaxBytes int64 // of a request's body; default 1 MiB
+	// MaxLease is the longest lease that a worker may ask for, if the queue has [claims.QueueConfig.Expires]; the
+	// shortest is a second. A worker that does not ask gets the queue's Deadline. Default: that Deadline.
+	MaxLease time.Duration
+
+	// Filter returns the condition on the rows that a worker gets, as for [claims.TakeOptions], from the filter of its
+	// request. It decides which filters are allowed: what it refuses with [tenure.ErrInvalid] the worker is told. It is
+	// called for each take and wait, with nil if a worker sends no filter, so it can also go by what a handler in front of
+	// this one has put into ctx. What a worker sends belongs into args. Workers with different conditions are waited for
+	// separately, at the cost of a look per PollInterval each. Default: filters are refused.
+	Filter func(ctx context.Context, filter map[string]string) (where string, args []any, err error)
 
 	Logger *slog.Logger // default slog.Default()
 }
 
 // Handler serves one queue. It has no access control: wrap it. It looks only at the last element of a request's
-// path, so it can be mounted anywhere. If the [http.Server] has a WriteTimeout, it must be longer than a sixth
-// of the TTL, for which a take may wait.
+// path, so it can be mounted anywhere. If the [http.Server] has a WriteTimeout, it must be longer than five seconds and
+// than a sixth of the TTL, for which a wait and a take may wait.
 //
 // All methods are safe for concurrent use.
 type Handler struct {
@@ -61,8 +70,9 @@ type Handler struct {
 }
 
 // NewHandler returns a handler for a queue, which must be in the store. The queue's config needs NotBefore, for
-// tasks that are given back for a while, and no Expires: a task is its worker's as long as the worker's session
-// stands. NewHandler does no I/O. A [tenure.ErrInvalid] names what is wrong with the config.
+// tasks that are given back for a while. With Expires, a task is its worker's until its lease runs out; without, as long
+// as the worker's session stands, even if the task hangs. NewHandler does no I/O. A [tenure.ErrInvalid] names what is wrong
+// with the config.
 func NewHandler(store tenure.Store, queue *claims.Queue, cfg Config) (*Handler, error) {
 	h, err := newHandler(store, queue, cfg)
 	if err != nil {
@@ -72,13 +82,17 @@ func NewHandler(store tenure.Store, queue *claims.Queue, cfg Config) (*Handler, 
 }
 
 func newHandler(store tenure.Store, queue *claims.Queue, cfg Config) (*Handler, error) {
-	cfg.TTL, cfg.MaxBytes = cmp.Or(cfg.TTL, tenure.DefaultTTL), cmp.Or(cfg.MaxBytes, 1<<20)
+	cfg.TTL = cmp.Or(cfg.TTL, tenure.DefaultTTL)
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default()))
 	var problems objects.Problems
 	problems.If(queue == nil, "queue is nil")
 	problems.If(queue != nil && queue.Config().NotBefore == "", "the queue has no column for tasks that are given back for a while: set NotBefore")
-	problems.If(queue != nil && queue.Config().Expires != "", "the queue has claims that expire, and nothing extends them: leave Expires unset, because a worker's session is its lease, or call TakeFor and Extend yourself")
-	problems.If(cfg.MaxBytes < 0, "MaxBytes %d is negative", cfg.MaxBytes)
+	problems.Duration("MaxLease", cfg.MaxLease)
+	problems.If(queue != nil && queue.Config().Expires == "" && cfg.MaxLease > 0, "MaxLease needs a column that keeps the time until which a task is its worker's: set Expires and Deadline of the queue")
+	problems.If(cfg.MaxLease > 0 && cfg.MaxLease < shortestLease, "MaxLease %v is less than %v, the shortest lease that a worker may ask for", cfg.MaxLease, shortestLease)
+	if queue != nil {
+		cfg.MaxLease = cmp.Or(cfg.MaxLease, queue.Config().Deadline)
+	}
 	session, err := claims.NewSession(store, claims.SessionConfig{TTL: cfg.TTL, Logger: cfg.Logger})
 	problems.Add(err)
 	if problems.Err() == nil {
@@ -87,6 +101,12 @@ func newHandler(store tenure.Store, queue *claims.Queue, cfg Config) (*Handler, 
 	}
 	return &Handler{store: store, queue: queue, session: session, cfg: cfg}, problems.Err()
 }
+
+const (
+	maxBytes      = 16 << 20        // of a request's body; http.MaxBytesHandler in front of the handler sets a lower limit
+	longestWait   = 5 * time.Second // of a worker without a session
+	shortestLease = time.Second
+)
 
 // Run frees the rows of workers that are gone, until ctx is done. At least one server of a queue must run it,
 // unless some process runs a session with a [claims.Worker] of the queue. It behaves as [claims.Session.Run]
@@ -105,8 +125,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (h *Handler) answer(w http.ResponseWriter, r *http.Request) (status int, out answer) {
 	name := path.Base(r.URL.Path)
 	do, ok := map[string]func(context.Context, request) (answer, error){
-		"begin": h.begin, "heartbeat": h.heartbeat, "take": h.take, "goodbye": h.goodbye,
-		"finish": h.finish, "nack": h.nack, "abandon": h.abandon,
+		"wait": h.wait, "begin": h.begin, "heartbeat": h.heartbeat, "take": h.take, "goodbye": h.goodbye,
+		"extend": h.extend, "finish": h.finish, "nack": h.nack, "abandon": h.abandon,
 	}[name]
 	switch {
 	case !ok:
@@ -115,7 +135,7 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request) (status int, ou
 		w.Header().Set("Allow", http.MethodPost)
 		return http.StatusMethodNotAllowed, answer{Error: "use POST"}
 	}
-	in, err := readRequest(http.MaxBytesReader(w, r.Body, h.cfg.MaxBytes))
+	in, err := readRequest(http.MaxBytesReader(w, r.Body, maxBytes))
 	if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
 		return http.StatusRequestEntityTooLarge, answer{Error: fmt.Sprintf("the request has more than %d bytes: send fewer tasks at once, or smaller results", tooLarge.Limit)}
 	} else if err != nil {
@@ -142,9 +162,11 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request) (status int, ou
 
 // known has all fields that a request may have. Of what a server made, a newer one may have made more.
 type known struct {
-	Holder, Session, N, Have, Claims json.RawMessage
-	Results                          []struct{ Claim, Result json.RawMessage }
-	After                            json.RawMessage `json:"after_seconds"`
+	Holder, Session, N, Have, Answered, Filter, Claims, Each json.RawMessage
+
+	Results []struct{ Claim, Result json.RawMessage }
+	After   json.RawMessage `json:"after_seconds"`
+	Lease   json.RawMessage `json:"lease_seconds"`
 }
 
 // readRequest reads a body, which is one object. A field that is not known is an error, because its sender relies on it.
@@ -173,6 +195,14 @@ func readRequest(body io.Reader) (in request, err error) {
 func (h *Handler) check(name string, in request) error {
 	invalid := func(format string, args ...any) error {
 		return fmt.Errorf("%w: "+format, append([]any{tenure.ErrInvalid}, args...)...)
+	}
+	if in.Filter != nil && h.cfg.Filter == nil {
+		return invalid("this queue has no filters: send none, or set Config.Filter at the server")
+	}
+	if expires := h.queue.Config().Expires != ""; !expires && (in.Lease != nil || name == "extend") {
+		return invalid("the tasks of this queue have no leases: leave lease_seconds out, or set Expires of the queue at the server")
+	} else if d := h.lasts(in); expires && (d < shortestLease || d > h.cfg.MaxLease) && in.Lease != nil {
+		return invalid("lease_seconds is %v: this server allows %v to %v", d, shortestLease, h.cfg.MaxLease)
 	}
 	var given []*claims.Claim
 	ends := false
@@ -203,7 +233,7 @@ func (h *Handler) check(name string, in request) error {
 			}
 		}
 		given, ends = pointers(in.Results, func(r *Result) *claims.Claim { return &r.Claim }), true
-	case "nack", "abandon":
+	case "extend", "nack", "abandon":
 		if in.After != nil && *in.After < 0 {
 			return invalid("after_seconds is negative")
 		}
@@ -239,6 +269,39 @@ func pointers[T, P any](all []T, to func(*T) *P) (pointers []*P) {
 // lease returns the lease that is a worker's session.
 func (h *Handler) lease(id, holder string) (*tenure.Lease, error) {
 	return tenure.NewLease(h.store, tenure.LeaseConfig{Key: claims.SessionKey(id), Holder: holder, TTL: h.cfg.TTL, Logger: h.cfg.Logger})
+}
+
+// lasts returns how long the lease of a task lasts that a request takes or extends, if the queue has leases.
+func (h *Handler) lasts(in request) time.Duration {
+	if in.Lease != nil {
+		return time.Duration(*in.Lease)
+	}
+	return h.queue.Config().Deadline
+}
+
+// wanted returns which rows a worker wants.
+func (h *Handler) wanted(ctx context.Context, in request) (where string, args []any, err error) {
+	if h.cfg.Filter == nil {
+		return "", nil, nil
+	}
+	if where, args, err = h.cfg.Filter(ctx, in.Filter); err != nil && !errors.Is(err, tenure.ErrInvalid) {
+		err = fmt.Errorf("Filter: %v", err) // whatever it wraps, the session has not ended
+	}
+	return where, args, err
+}
+
+// wait waits for a task without a session, so that a worker that has nothing to do needs none.
+func (h *Handler) wait(ctx context.Context, in request) (answer, error) {
+	where, args, err := h.wanted(ctx, in)
+	if err != nil {
+		return answer{}, err
+	}
+	waiting, cancel := context.WithTimeout(ctx, min(longestWait, h.cfg.TTL/6))
+	defer cancel()
+	if err = h.queue.AwaitReady(waiting, where, args...); err != nil && waiting.Err() != nil {
+		return answer{}, ctx.Err() // there is none yet
+	}
+	return answer{Ready: err == nil}, err
 }
 
 func (h *Handler) begin(ctx context.Context, in request) (answer, error) {
@@ -282,9 +345,22 @@ func (h *Handler) heartbeat(ctx context.Context, in request) (answer, error) {
 }
 
 func (h *Handler) take(ctx context.Context, in request) (answer, error) {
+	o := claims.TakeOptions{N: in.N}
+	if !in.Answered {
+		o.Have = append([]claims.Claim{}, in.Have...)
+	}
+	var out answer
+	if h.queue.Config().Expires != "" {
+		o.Lasts = h.lasts(in)
+		out.Lease = (*seconds.Duration)(&o.Lasts)
+	}
+	var err error
+	if o.Where, o.Args, err = h.wanted(ctx, in); err != nil {
+		return answer{}, err
+	}
 	waiting, cancel := context.WithTimeout(ctx, h.cfg.TTL/6)
 	defer cancel()
-	got, err := h.queue.TakeFor(waiting, in.Session.ID, claims.TakeOptions{N: in.N, Have: append([]claims.Claim{}, in.Have...)})
+	got, err := h.queue.TakeFor(waiting, in.Session.ID, o)
 	if err != nil || len(got) == 0 {
 		return answer{}, err
 	}
@@ -301,7 +377,6 @@ func (h *Handler) take(ctx context.Context, in request) (answer, error) {
 			return answer{}, fmt.Errorf("Payloads: %v", err) // whatever it wraps, the request is not at fault
 		}
 	}
-	var out answer
 	var bad []claims.Claim
 	for _, c := range got {
 		payload, err := json.Marshal(payloads[c.Key.ID])
@@ -310,7 +385,7 @@ func (h *Handler) take(ctx context.Context, in request) (answer, error) {
 			bad = append(bad, c)
 			continue
 		}
-		out.Tasks = append(out.Tasks, Task{c, payload})
+		out.Tasks = append(out.Tasks, Task{Claim: c, Payload: payload})
 	}
 	h.putOff(ctx, bad)
 	return out, nil
@@ -335,19 +410,59 @@ func (h *Handler) backoff(cs []claims.Claim) (d time.Duration) {
 	return d
 }
 
-func (h *Handler) finish(ctx context.Context, in request) (answer, error) {
+// extend extends the leases of tasks, and not the worker's session.
+func (h *Handler) extend(ctx context.Context, in request) (answer, error) {
+	return answer{}, h.queue.Extend(ctx, h.lasts(in), in.Claims...)
+}
+
+func (h *Handler) finish(ctx context.Context, in request) (out answer, err error) {
+	if !in.Each {
+		return out, h.finishAll(ctx, in.Results)
+	}
+	return out, h.finishEach(ctx, in.Results, &out)
+}
+
+// finishEach finishes the results that it can, and notes the others. It finishes them together, except those that had ended
+// and, if the config refuses one, each by itself.
+func (h *Handler) finishEach(ctx context.Context, results []Result, out *answer) error {
+	for len(results) > 0 {
+		err := h.finishAll(ctx, results)
+		var ended *claims.EndedError
+		switch {
+		case errors.As(err, &ended):
+			out.Ended = append(out.Ended, ended.Claims...)
+			results = slices.DeleteFunc(slices.Clone(results), func(r Result) bool { return isOf(err, []Result{r}) })
+			continue
+		case !errors.Is(err, tenure.ErrInvalid):
+			return err
+		case len(results) == 1:
+			out.Refused = append(out.Refused, refused{results[0].Claim, err.Error()})
+			return nil
+		}
+		for i := range results {
+			if err := h.finishEach(ctx, results[i:i+1:i+1], out); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return nil
+}
+
+// finishAll finishes all results, or none.
+func (h *Handler) finishAll(ctx context.Context, results []Result) error {
 	if h.cfg.Finish != nil {
-		err := h.cfg.Finish(ctx, in.Results)
-		if errors.Is(err, tenure.ErrLost) && !isOf(err, in.Results) {
+		err := h.cfg.Finish(ctx, results)
+		if errors.Is(err, tenure.ErrLost) && !isOf(err, results) {
 			err = fmt.Errorf("Finish: %v", err) // of another lease: the worker must repeat the request
 		}
-		return answer{}, err
+		return err
 	}
 	var done []claims.Claim
-	for _, r := range in.Results {
+	for _, r := range results {
 		done = append(done, r.Claim)
 	}
-	return answer{}, h.queue.Finish(ctx, done...)
+	return h.queue.Finish(ctx, done...)
 }
 
 // isOf reports whether an error says that the claims of some results have ended.

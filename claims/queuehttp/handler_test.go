@@ -145,7 +145,8 @@ func TestATakeWaitsForTasksAndEndsWithItsRequest(t *testing.T) {
 func TestWhatIsWrongWithARequestIsSaid(t *testing.T) {
 	inBubble(t, func(w *world) {
 		w.add(1, 1)
-		h := w.handler(queuehttp.Config{MaxBytes: 2000})
+		served := w.handler(queuehttp.Config{})
+		h := http.MaxBytesHandler(served, 2000)
 		_, s := ask(w.T, h, "begin", in{"holder": "w"})
 		claim := claims.Claim{Key: tenure.Key{Type: "tasks", ID: "1"}, Session: "s", Token: 1}
 		newer := maps.Clone(s.Session)
@@ -165,7 +166,12 @@ func TestWhatIsWrongWithARequestIsSaid(t *testing.T) {
 			{"heartbeat", in{"session": in{"id": "x", "term": "y"}}, 400, "session is missing or incomplete"},
 			{"goodbye", in{}, 400, "send what begin has returned"},
 			{"take", in{"session": s.Session}, 400, "0 rows are asked for"},
-			{"take", in{"session": s.Session, "n": 1, "lease_seconds": 30}, 400, `unknown field "lease_seconds"`},
+			{"take", in{"session": s.Session, "n": 1, "lease": 30}, 400, `unknown field "lease"`},
+			{"take", in{"session": s.Session, "n": 1, "lease_seconds": 30}, 400, "the tasks of this queue have no leases"},
+			{"take", in{"session": s.Session, "n": 1, "filter": in{"tenant": "acme"}}, 400, "this queue has no filters"},
+			{"wait", in{"filter": in{"tenant": "acme"}}, 400, "this queue has no filters"},
+			{"wait", in{"filter": "acme"}, 400, "JSON object"},
+			{"extend", in{"claims": []claims.Claim{claim}}, 400, "the tasks of this queue have no leases"},
 			{"finish", in{"results": []in{{"claim": in{}, "error": "x"}}}, 400, `unknown field "error"`},
 			{"heartbeat", in{"session": newer}, 200, ""},
 			{"take", in{"n": 1}, 400, "session is missing"},
@@ -274,7 +280,7 @@ func TestBadInputToHandlersAndClients(t *testing.T) {
 		for _, bad := range []struct {
 			queue *claims.Queue
 			cfg   queuehttp.Config
-		}{{nil, queuehttp.Config{}}, {unfit, queuehttp.Config{}}, {expiring, queuehttp.Config{}}, {elsewhere, queuehttp.Config{}}, {w.queue, queuehttp.Config{TTL: -1}}, {w.queue, queuehttp.Config{MaxBytes: -1}}} {
+		}{{nil, queuehttp.Config{}}, {unfit, queuehttp.Config{}}, {elsewhere, queuehttp.Config{}}, {w.queue, queuehttp.Config{TTL: -1}}, {w.queue, queuehttp.Config{MaxLease: time.Minute}}, {expiring, queuehttp.Config{MaxLease: time.Second / 2}}} {
 			_, err := queuehttp.NewHandler(w.store, bad.queue, bad.cfg)
 			require.ErrorIs(w, err, tenure.ErrInvalid)
 		}

@@ -38,13 +38,14 @@ type world struct {
 	*testing.T
 	store tenure.Database
 	db    *sql.DB
+	cfg   claims.QueueConfig
 	queue *claims.Queue
 }
 
-func newWorld(t *testing.T, store tenure.Database, db *sql.DB, ddl string, err error) *world {
+func newWorld(t *testing.T, store tenure.Database, db *sql.DB, cfg claims.QueueConfig, ddl string, err error) *world {
 	require.NoError(t, err)
 	testkit.MigrateClaims(t, store)
-	w := &world{T: t, store: store, db: db, queue: testkit.Must(claims.NewQueue(store, tasks))}
+	w := &world{T: t, store: store, db: db, cfg: cfg, queue: testkit.Must(claims.NewQueue(store, cfg))}
 	w.exec(`CREATE TABLE tasks (id integer PRIMARY KEY, payload text, status text NOT NULL DEFAULT 'queued')`)
 	w.exec(`CREATE TABLE results (task integer NOT NULL, result text NOT NULL)`)
 	w.exec(ddl)
@@ -52,27 +53,31 @@ func newWorld(t *testing.T, store tenure.Database, db *sql.DB, ddl string, err e
 }
 
 // eachServer runs a test on a real Postgres and on a SQLite file.
-func eachServer(t *testing.T, test func(w *world)) {
-	t.Run("postgres", func(t *testing.T) { test(onPostgres(t, testkit.PostgresURL(t))) })
+func eachServer(t *testing.T, test func(w *world)) { eachServerOf(t, tasks, test) }
+
+func eachServerOf(t *testing.T, cfg claims.QueueConfig, test func(w *world)) {
+	t.Run("postgres", func(t *testing.T) { test(onPostgres(t, cfg, testkit.PostgresURL(t))) })
 	t.Run("sqlite", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "tenure.db")
-		ddl, err := tasks.SQLiteDDL()
-		test(newWorld(t, testkit.OpenSQLite(t, path), testkit.OpenSQL(t, "sqlite", "file:"+path+"?_txlock=immediate&_pragma=busy_timeout(10000)"), ddl, err))
+		ddl, err := cfg.SQLiteDDL()
+		test(newWorld(t, testkit.OpenSQLite(t, path), testkit.OpenSQL(t, "sqlite", "file:"+path+"?_txlock=immediate&_pragma=busy_timeout(10000)"), cfg, ddl, err))
 	})
 }
 
-func onPostgres(t *testing.T, url string) *world {
-	ddl, err := tasks.PostgresDDL()
-	return newWorld(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}), testkit.OpenSQL(t, "pgx", url), ddl, err)
+func onPostgres(t *testing.T, cfg claims.QueueConfig, url string) *world {
+	ddl, err := cfg.PostgresDDL()
+	return newWorld(t, testkit.OpenPostgres(t, url, tenure.PostgresConfig{}), testkit.OpenSQL(t, "pgx", url), cfg, ddl, err)
 }
 
 // inBubble runs a test in virtual time, on SQLite in memory.
-func inBubble(t *testing.T, test func(w *world)) {
+func inBubble(t *testing.T, test func(w *world)) { t.Helper(); inBubbleOf(t, tasks, test) }
+
+func inBubbleOf(t *testing.T, cfg claims.QueueConfig, test func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		ddl, err := tasks.SQLiteDDL()
+		ddl, err := cfg.SQLiteDDL()
 		store := testkit.OpenSQLite(t, ":memory:")
-		test(newWorld(t, store, store.DB(), ddl, err))
+		test(newWorld(t, store, store.DB(), cfg, ddl, err))
 	})
 }
 
@@ -103,7 +108,7 @@ func (w *world) handler(cfg queuehttp.Config) *queuehttp.Handler {
 	if cfg.Finish == nil {
 		cfg.Finish = w.finish
 	}
-	return testkit.Must(queuehttp.NewHandler(w.store, testkit.Must(claims.NewQueue(w.store, tasks)), cfg))
+	return testkit.Must(queuehttp.NewHandler(w.store, testkit.Must(claims.NewQueue(w.store, w.cfg)), cfg))
 }
 
 // run runs the session of a handler until the test ends.
@@ -193,11 +198,16 @@ func (l *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 // serve runs a client until stop is called.
 func (w *world) serve(l *wire, n int, fn func(context.Context, queuehttp.Task) (any, error)) (stop func()) {
 	w.Helper()
-	var servers []string
+	return w.serveAs(queuehttp.ClientConfig{}, l, n, fn)
+}
+
+func (w *world) serveAs(cfg queuehttp.ClientConfig, l *wire, n int, fn func(context.Context, queuehttp.Task) (any, error)) (stop func()) {
+	w.Helper()
 	for host := range l.servers {
-		servers = append(servers, "http://"+host+"/api")
+		cfg.Servers = append(cfg.Servers, "http://"+host+"/api")
 	}
-	client, err := queuehttp.NewClient(queuehttp.ClientConfig{Servers: servers, HTTP: &http.Client{Transport: l}, Logger: testkit.Quiet})
+	cfg.HTTP, cfg.Logger = &http.Client{Transport: l}, testkit.Quiet
+	client, err := queuehttp.NewClient(cfg)
 	require.NoError(w, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -238,8 +248,11 @@ func send(t *testing.T, h http.Handler, name string, in any) (status int, out an
 type in map[string]any
 
 type answer struct {
+	Ready   bool             `json:"ready"`
+	Lease   float64          `json:"lease_seconds"`
 	Session in               `json:"session"`
 	Tasks   []queuehttp.Task `json:"tasks"`
 	Ended   []claims.Claim   `json:"ended"`
+	Refused []in             `json:"refused"`
 	Error   string           `json:"error"`
 }

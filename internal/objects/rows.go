@@ -25,14 +25,13 @@ type RowsConfig struct {
 
 	KeyLimit int // at most this many rows with the same value in PerKey are claimed at once
 
-	MaxAttempts int           // of a row whose Limit is NULL
-	Lasts       time.Duration // a claim with a time in Expires
+	MaxAttempts int // of a row whose Limit is NULL
 	LostBackoff time.Duration
 }
 
 // Freed returns the part of the config that decides what becomes of a freed row whose work has not ended.
 func (cfg RowsConfig) Freed() RowsConfig {
-	cfg.Limit, cfg.Ready, cfg.OrderBy, cfg.Done, cfg.Exhausted, cfg.Taken, cfg.MaxAttempts, cfg.Lasts = "", "", "", "", "", "", 0, 0
+	cfg.Limit, cfg.Ready, cfg.OrderBy, cfg.Done, cfg.Exhausted, cfg.Taken, cfg.MaxAttempts = "", "", "", "", "", "", 0
 	cfg.PerKey, cfg.KeyLimit = "", 0
 	return cfg
 }
@@ -45,8 +44,9 @@ type Taking struct {
 	Filter
 
 	// Remote is set if this process doesn't know whether the session still has a record. If it has no
-	// record, the statement takes nothing and fails with [ErrEnded]. The claims expire.
+	// record, the statement takes nothing and fails with [ErrEnded]. The claims expire after Lasts.
 	Remote bool
+	Lasts  time.Duration
 }
 
 // Filter is a further condition for the rows to take. Its arguments are $1, $2, …
@@ -204,6 +204,8 @@ type RowsDialect struct {
 	Back     string // one less than the attempts {}, but not less than 0
 	Ready    string // a further condition of a ready row
 
+	Lasts string // the parameter of a statement that takes rows, for how long their claims stand, in microseconds
+
 	// In returns the time at which a duration will have passed. us is SQL, in microseconds.
 	In func(us string) string
 	// Rest returns the duration for which a row with the attempts {} rests: first, doubled with each
@@ -257,7 +259,7 @@ func (cfg RowsConfig) Words(d RowsDialect) []string {
 		unexpired = ", " + Quoted(cfg.Expires) + " = NULL"
 		count += unexpired
 		taken += unexpired
-		countFor += ", " + Quoted(cfg.Expires) + " = " + d.In(strconv.FormatInt(cfg.Lasts.Microseconds(), 10))
+		countFor += ", " + Quoted(cfg.Expires) + " = " + d.In(d.Lasts)
 	}
 	order := Quoted(cfg.ID)
 	if cfg.OrderBy != "" {

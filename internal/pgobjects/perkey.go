@@ -2,7 +2,6 @@ package pgobjects
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -65,19 +64,24 @@ const (
 var takeRowsPerKeyFor = forRemote(takeRowsPerKey)
 
 // sendTake sends a statement that takes rows.
-func sendTake(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, text, where string, args []any) ([]objects.Claim, error) {
+func sendTake(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, text, where string, args []any, _ objects.Taking) ([]objects.Claim, error) {
 	return r.sendWhere(ctx, limit, 0, s, text, where, args, nil)
 }
 
 // takePerKey is sendTake for rows with a limit per key. If it gets none of the rows that it has found, because other sessions
 // have taken them or a transaction of the application has locked them, it looks for twice as many. If other transactions have
 // locked all keys, it waits for the lock of the first key while it holds none itself.
-func takePerKey(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, text, where string, args []any) ([]objects.Claim, error) {
+func takePerKey(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, text, where string, args []any, take objects.Taking) ([]objects.Claim, error) {
 	const (
 		most     = 10 // then other callers get their turn
 		mostRows = 1000
 	)
-	looking := slices.Clone(args)
+	looking := takeArgs(take)
+	lookWhere, err := take.In("$", len(looking))
+	if err != nil {
+		return nil, err
+	}
+	looking = append(looking, take.Args...)
 	var await *int64
 	for range most {
 		var found bool
@@ -90,7 +94,7 @@ func takePerKey(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, 
 			if await != nil {
 				batch.Queue(`SELECT pg_advisory_xact_lock($1)`, *await)
 			}
-			batch.Queue(s.texts.Where(lockKeys, where), looking...).QueryRow(func(row pgx.Row) error {
+			batch.Queue(s.texts.Where(lockKeys, lookWhere), looking...).QueryRow(func(row pgx.Row) error {
 				return row.Scan(&found, &taken, nil)
 			})
 		})

@@ -56,7 +56,8 @@ type rowFacts struct {
 func newRowTexts(cfg objects.RowsConfig, found rowFacts) *objects.Texts {
 	d := objects.RowsDialect{
 		Now: "statement_timestamp()", Attempts: "coalesce({}, 0)", Next: "{} + 1", Back: "greatest({}, 1) - 1",
-		In: func(us string) string { return "clock_timestamp() + " + us + " * interval '1 microsecond'" },
+		Lasts: "$5::bigint",
+		In:    func(us string) string { return "clock_timestamp() + " + us + " * interval '1 microsecond'" },
 		Rest: func(first, most time.Duration) string {
 			return fmt.Sprintf("least(%d * power(2, least(greatest({} - 1, 0), 60)), %d) * (1 - random() / 4)", first.Microseconds(), most.Microseconds())
 		},
@@ -110,7 +111,7 @@ const (
 			UPDATE {rows} SET {session} = $1, {token} = ` + nextRowToken + `{taken}
 			WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id}::text, {session}, {token}, {attempts}`
 	whichAreReady = `
-			SELECT {id}::text AS tenure_id, $1::text, 0::bigint, 0 ` + readyRows + ` ORDER BY {order} LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED`
+			SELECT {id}::text AS tenure_id, $1::text, 0::bigint, 0 ` + readyRows + ` ORDER BY {order} LIMIT $2`
 	freeRows = `
 			WITH tenure_locked AS MATERIALIZED (
 				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($2::text[]::{type}[]))) AND {session} IS NOT DISTINCT FROM $1
@@ -213,7 +214,11 @@ func (r *Rows) ready(ctx context.Context, limit time.Duration) (*rowSetup, error
 }
 
 func (r *Rows) TakeReady(ctx context.Context, take objects.Taking, limit time.Duration) ([]objects.Claim, error) {
-	where, err := take.In("$", 4)
+	args := takeArgs(take)
+	if take.Remote && r.cfg.Expires != "" {
+		args = append(args, take.Lasts.Microseconds())
+	}
+	where, err := take.In("$", len(args))
 	if err != nil {
 		return nil, err
 	}
@@ -234,7 +239,7 @@ func (r *Rows) TakeReady(ctx context.Context, take objects.Taking, limit time.Du
 	case take.Remote:
 		text = takeRowsFor
 	}
-	found, err := send(ctx, r, limit, s, text, where, append([]any{take.Session, take.N, given(take.Skip), take.Only}, take.Args...))
+	found, err := send(ctx, r, limit, s, text, where, append(args, take.Args...), take)
 	if take.Remote && slices.ContainsFunc(found, func(c objects.Claim) bool { return c.Token < 0 }) {
 		return nil, objects.ErrEnded
 	}
@@ -250,6 +255,11 @@ func (r *Rows) Move(ctx context.Context, session string, seen objects.Claim, lim
 }
 
 var errUntaken = errors.New("nothing is updated: a trigger prevents that")
+
+// takeArgs returns the first arguments of the statements that take rows.
+func takeArgs(take objects.Taking) []any {
+	return []any{take.Session, take.N, given(take.Skip), take.Only}
+}
 
 // given returns IDs as an argument that is never NULL.
 func given(ids []string) []string { return append([]string{}, ids...) }

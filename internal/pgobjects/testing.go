@@ -55,7 +55,11 @@ func (r *Rows) Statements(session string, ids []string, tokens []int64) (sql map
 		add("take per key", takeRowsPerKey, session, 10, []string{}, nil)
 		add("ready per key", whichAreReadyPerKey, session, 10, []string{}, nil)
 	}
-	add("take for", takeRowsFor, session, 10, []string{}, nil)
+	takes := []any{session, 10, []string{}, nil}
+	if r.cfg.Expires != "" {
+		takes = append(takes, 1)
+	}
+	add("take for", takeRowsFor, takes...)
 	end := func(name string, how objects.Ending, claims []objects.Claim) {
 		text, with := endingSQL(how, claims)
 		add(name, text, with...)

@@ -37,7 +37,8 @@ func (t *Table) Rows(cfg objects.RowsConfig, logger *slog.Logger) objects.RowsTa
 func newRowTexts(cfg objects.RowsConfig, table string) *objects.Texts {
 	return objects.NewTexts(slices.Concat([]string{"{rows}", "main." + objects.Quoted(cfg.Table)}, tableWords("main.", table), cfg.Words(objects.RowsDialect{
 		Now: "?3", Attempts: "coalesce(CAST({} AS INTEGER), 0)", Next: "min({}, 9223372036854775806) + 1", Back: "max({}, 1) - 1",
-		In: func(us string) string { return "?4 + " + us + " / 1000" },
+		Lasts: "?5",
+		In:    func(us string) string { return "?4 + " + us + " / 1000" },
 		Rest: func(first, most time.Duration) string {
 			return fmt.Sprintf("min(%d << min(max({} - 1, 0), 30), %d) * (1000 - abs(random() %% 251))", max(first.Milliseconds(), 1), most.Milliseconds())
 		},
@@ -229,7 +230,7 @@ func (r *Rows) TakeReady(ctx context.Context, take objects.Taking, limit time.Du
 		text, now := takeRows, time.Now()
 		args := []any{take.Session, now.UnixMicro(), list(valid)}
 		if take.Remote && r.cfg.Expires != "" {
-			text, args = takeRowsFor, append(args, now.UnixMilli())
+			text, args = takeRowsFor, append(args, now.UnixMilli(), take.Lasts.Microseconds())
 		}
 		taken, err = all(ctx, tx, r.scan, r.texts.In(text), args...)
 		if err == nil && len(taken) == 0 && len(ids) > 0 {

@@ -1,0 +1,217 @@
+package queuehttp_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tenurelib/tenure"
+	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/claims/queuehttp"
+)
+
+var leased = func() claims.QueueConfig {
+	cfg := tasks
+	cfg.Expires, cfg.Deadline = "expires", time.Minute
+	return cfg
+}()
+
+func TestEachTaskHasALeaseOfItsOwn(t *testing.T) {
+	eachServerOf(t, leased, func(w *world) {
+		w.add(1, 3)
+		h := w.run(w.handler(queuehttp.Config{TTL: 5 * time.Minute, MaxLease: 2 * time.Minute}))
+		does := func(want int, name string, body any) answer {
+			w.Helper()
+			status, out := ask(w.T, h, name, body)
+			require.Equal(w, want, status, out.Error)
+			return out
+		}
+		s := does(200, "begin", in{"holder": "w"}).Session
+		out := does(200, "take", in{"session": s, "n": 1, "lease_seconds": 1})
+		require.EqualValues(w, 1, out.Lease)
+		short := out.Tasks[0].Claim
+		out = does(200, "take", in{"session": s, "n": 2, "have": []claims.Claim{short}})
+		require.EqualValues(w, 60, out.Lease, "the queue's Deadline")
+		rest := []claims.Claim{out.Tasks[0].Claim, out.Tasks[1].Claim}
+		does(200, "extend", in{"claims": rest[:1], "lease_seconds": 120})
+		for _, seconds := range []any{121, 0.5, 0, -1} {
+			for name, body := range map[string]in{"take": {"session": s, "n": 1}, "extend": {"claims": rest}} {
+				body["lease_seconds"] = seconds
+				require.Contains(w, does(400, name, body).Error, "this server allows 1s to 2m0s")
+			}
+		}
+
+		have := append([]claims.Claim{short}, rest...)
+		for began := time.Now(); time.Since(began) < time.Minute; {
+			if ended := does(200, "heartbeat", in{"session": s, "have": have}).Ended; len(ended) > 0 {
+				require.Equal(w, have[:1], ended, "its session is renewed, but not its lease")
+				break
+			}
+		}
+		require.Equal(w, []claims.Claim{short}, does(409, "extend", in{"claims": have}).Ended)
+		require.Equal(w, []claims.Claim{short}, does(409, "finish", in{"results": []in{{"claim": short}}}).Ended)
+		other := does(200, "begin", in{"holder": "other"}).Session
+		require.Equal(w, "1", does(200, "take", in{"session": other, "n": 3}).Tasks[0].Claim.Key.ID)
+	})
+}
+
+func TestATaskThatHangsIsAnotherWorkersOnceItsLeaseHasRunOut(t *testing.T) {
+	const lease = 10 * time.Second
+	inBubbleOf(t, leased, func(w *world) {
+		w.add(1, 2)
+		cause, hang := make(chan error, 1), make(chan struct{})
+		var redone atomic.Pointer[time.Time]
+		began := time.Now()
+		w.serveAs(queuehttp.ClientConfig{Lease: lease}, w.wire(2), 2, func(ctx context.Context, t queuehttp.Task) (any, error) {
+			if t.Claim.Key.ID == "1" && t.Claim.Attempt == 1 { // it hangs
+				<-ctx.Done()
+				cause <- context.Cause(ctx)
+				<-hang
+				return "late", nil
+			}
+			for range 10 { // it lasts longer than its lease, and says that it goes on
+				time.Sleep(lease / 2)
+				if err := t.Extend(ctx, lease); err != nil {
+					return nil, err
+				}
+			}
+			return "done", ctx.Err()
+		})
+		w.serveAs(queuehttp.ClientConfig{}, w.wire(1), 1, func(_ context.Context, t queuehttp.Task) (any, error) {
+			now := time.Now()
+			redone.Store(&now)
+			return "again", nil
+		})
+		require.ErrorIs(w, receive(w, cause), claims.ErrOverdue)
+		require.Less(w, time.Since(began), lease)
+		w.awaitCount(2, countDone)
+		require.Less(w, redone.Load().Sub(began), lease+2*time.Second)
+		close(hang)
+		time.Sleep(time.Minute)
+		require.Equal(w, 1, w.count(`SELECT count(*) FROM results WHERE task = 1 AND result = '"again"'`))
+		require.Equal(w, 1, w.count(`SELECT count(*) FROM results WHERE task = 2 AND result = '"done"'`))
+		require.Equal(w, 2, w.count(`SELECT count(*) FROM results`))
+		require.Equal(w, 1, w.count(`SELECT attempts FROM tasks WHERE id = 2`))
+		require.Equal(w, 2, w.count(`SELECT attempts FROM tasks WHERE id = 1`))
+	})
+}
+
+func TestExtendIsForTasksOfAClient(t *testing.T) {
+	require.ErrorIs(t, queuehttp.Task{}.Extend(t.Context(), time.Minute), tenure.ErrInvalid)
+	inBubbleOf(t, leased, func(w *world) {
+		w.add(1, 1)
+		errs := make(chan error, 2)
+		w.serve(w.wire(1), 1, func(ctx context.Context, t queuehttp.Task) (any, error) {
+			errs <- t.Extend(ctx, time.Hour)
+			w.exec(`UPDATE tasks SET session = NULL, status = 'canceled'`)
+			errs <- t.Extend(ctx, time.Second)
+			return nil, context.Cause(ctx)
+		})
+		require.ErrorIs(w, receive(w, errs), tenure.ErrInvalid, "longer than the server allows")
+		require.ErrorIs(w, receive(w, errs), tenure.ErrLost)
+	})
+}
+
+func TestAFinishOfEachResultFinishesThoseThatItCan(t *testing.T) {
+	eachServer(t, func(w *world) {
+		w.add(1, 5)
+		h := w.handler(queuehttp.Config{TTL: time.Minute})
+		_, s := ask(w.T, h, "begin", in{"holder": "w"})
+		_, got := ask(w.T, h, "take", in{"session": s.Session, "n": 5})
+		require.Len(w, got.Tasks, 5)
+		results := func(ids ...int) (all []in) {
+			for _, id := range ids {
+				result := fmt.Sprint("r", id)
+				if id == 2 {
+					result = "bad"
+				}
+				all = append(all, in{"claim": got.Tasks[id-1].Claim, "result": result})
+			}
+			return all
+		}
+		_, _ = ask(w.T, h, "abandon", in{"claims": []claims.Claim{got.Tasks[3].Claim}})
+		status, out := ask(w.T, h, "finish", in{"results": results(1, 2, 3, 4), "each": true})
+		require.Equal(w, 200, status)
+		require.Equal(w, []claims.Claim{got.Tasks[3].Claim}, out.Ended)
+		require.Len(w, out.Refused, 1)
+		require.Contains(w, out.Refused[0]["error"], "it is bad")
+		require.Equal(w, "2", out.Refused[0]["claim"].(map[string]any)["id"])
+		require.Equal(w, 2, w.count(`SELECT count(*) FROM results WHERE task IN (1, 3)`))
+		require.Equal(w, 2, w.count(`SELECT count(*) FROM results`))
+		require.Equal(w, 1, w.count(`SELECT count(*) FROM tasks WHERE id = 2 AND session IS NOT NULL`), "it is still the worker's")
+
+		status, out = ask(w.T, h, "finish", in{"results": results(1, 3), "each": true})
+		require.Equal(w, 200, status)
+		require.Len(w, out.Ended, 2)
+		status, out = ask(w.T, h, "finish", in{"results": results(5), "each": true})
+		require.Equal(w, answer{}, out)
+		require.Equal(w, 200, status)
+	})
+}
+
+func TestAServerDecidesWhatWorkersMayAskFor(t *testing.T) {
+	cfg := queuehttp.Config{Filter: func(_ context.Context, filter map[string]string) (string, []any, error) {
+		where, args := "payload <> 'secret'", []any(nil)
+		for name, value := range filter {
+			switch name {
+			case "payload":
+				where, args = "payload = $1", []any{value}
+			case "fails":
+				return "", nil, fmt.Errorf("%w: another one", tenure.ErrLost)
+			default:
+				return "", nil, fmt.Errorf("%w: there is no filter %q", tenure.ErrInvalid, name)
+			}
+		}
+		return where, args, nil
+	}}
+	eachServer(t, func(w *world) {
+		w.add(1, 9)
+		w.exec(`UPDATE tasks SET payload = 'secret' WHERE id = 1`)
+		h := w.handler(cfg)
+		_, s := ask(w.T, h, "begin", in{"holder": "w"})
+		ids := func(filter in) (ids []string) {
+			w.Helper()
+			status, out := ask(w.T, h, "take", in{"session": s.Session, "n": 2, "filter": filter, "answered": true})
+			require.Equal(w, 200, status, out.Error)
+			for _, t := range out.Tasks {
+				ids = append(ids, t.Claim.Key.ID)
+			}
+			return ids
+		}
+		require.Equal(w, []string{"5"}, ids(in{"payload": "p5"}))
+		require.Equal(w, []string{"2", "3"}, ids(nil))
+		status, out := ask(w.T, h, "wait", in{"filter": in{"payload": "p7"}})
+		require.Equal(w, 200, status)
+		require.True(w, out.Ready)
+		for _, name := range []string{"take", "wait"} {
+			body := in{"filter": in{"customer": "acme"}}
+			if name == "take" {
+				body["session"], body["n"] = s.Session, 1
+			}
+			status, out = ask(w.T, h, name, body)
+			require.Equal(w, 400, status)
+			require.Contains(w, out.Error, `there is no filter "customer"`)
+			body["filter"] = in{"fails": ""}
+			status, _ = send(w.T, h, name, body)
+			require.Equal(w, 503, status)
+		}
+	})
+	inBubble(t, func(w *world) {
+		w.add(1, 9)
+		l := w.wire(0)
+		l.servers = map[string]http.Handler{"server": w.run(w.handler(cfg))}
+		var done []string
+		w.serveAs(queuehttp.ClientConfig{Filter: map[string]string{"payload": "p4"}}, l, 1, func(_ context.Context, t queuehttp.Task) (any, error) {
+			done = append(done, t.Claim.Key.ID)
+			return nil, nil
+		})
+		time.Sleep(time.Minute)
+		require.Equal(w, []string{"4"}, slices.Compact(done))
+	})
+}
