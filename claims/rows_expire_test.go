@@ -90,7 +90,7 @@ func TestAClaimOfARemoteWorkerExpires(t *testing.T) {
 
 func TestAClaimLastsAsLongAsItsCallAsksFor(t *testing.T) {
 	perKey := expiring
-	perKey.PerKey = claims.PerKey{Column: "lane", Limit: 9}
+	perKey.PerKey = claims.PerKey{Column: "priority", Limit: 9}
 	for name, cfg := range map[string]claims.QueueConfig{"": expiring, "per key": perKey} {
 		t.Run(name, func(t *testing.T) {
 			eachRowsServer(t, cfg, func(db *rowsDB) {

@@ -14,6 +14,7 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/storetest"
 )
 
 // remote begins the session of a worker that cannot reach the database, and returns its ID.
@@ -143,5 +144,23 @@ func TestTenThousandCallsThatWaitShareALook(t *testing.T) {
 		require.EqualValues(w, rows, told.Load())
 		cancel()
 		waiting.Wait()
+	})
+}
+
+func TestACallThatWaitsIsToldThatTheStoreFails(t *testing.T) {
+	inRowsBubble(t, effect, 0, func(w *rowsWorld) {
+		a := w.start("a")
+		queue := w.rowsOf(a, effect)
+		testkit.AcquireBriefly(w.T, w.store, tenure.LeaseConfig{Key: claims.SessionKey("r"), TTL: 24 * time.Hour})
+		failed := make(chan error)
+		go func() {
+			_, err := queue.TakeFor(context.Background(), "r", claims.TakeOptions{N: 1})
+			failed <- err
+		}()
+		time.Sleep(time.Minute)
+		down := errors.New("it is down")
+		a.fault(func(context.Context, storetest.Call, func(context.Context) error) error { return down })
+		require.ErrorIs(w, <-failed, down)
+		a.fault(nil)
 	})
 }

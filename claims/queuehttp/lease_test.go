@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"path"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -83,6 +84,7 @@ func TestATaskThatHangsIsAnotherWorkersOnceItsLeaseHasRunOut(t *testing.T) {
 			}
 			return "done", ctx.Err()
 		})
+		w.awaitCount(2, countOwned)
 		w.serveAs(queuehttp.ClientConfig{}, w.wire(1), 1, func(_ context.Context, t queuehttp.Task) (any, error) {
 			now := time.Now()
 			redone.Store(&now)
@@ -141,7 +143,7 @@ func TestAFinishOfEachResultFinishesThoseThatItCan(t *testing.T) {
 		require.Equal(w, []claims.Claim{got.Tasks[3].Claim}, out.Ended)
 		require.Len(w, out.Refused, 1)
 		require.Contains(w, out.Refused[0]["error"], "it is bad")
-		require.Equal(w, "2", out.Refused[0]["claim"].(map[string]any)["id"])
+		require.Contains(w, fmt.Sprint(out.Refused[0]["claim"]), "tasks/2")
 		require.Equal(w, 2, w.count(`SELECT count(*) FROM results WHERE task IN (1, 3)`))
 		require.Equal(w, 2, w.count(`SELECT count(*) FROM results`))
 		require.Equal(w, 1, w.count(`SELECT count(*) FROM tasks WHERE id = 2 AND session IS NOT NULL`), "it is still the worker's")
@@ -213,5 +215,66 @@ func TestAServerDecidesWhatWorkersMayAskFor(t *testing.T) {
 		})
 		time.Sleep(time.Minute)
 		require.Equal(w, []string{"4"}, slices.Compact(done))
+	})
+}
+
+// The worker's session goes on, so nothing else would find the task.
+func TestATaskWhoseAnswerWasLostComesWithTheNextTry(t *testing.T) {
+	inBubble(t, func(w *world) {
+		l, lost := w.wire(2), false
+		l.fail(func(r *http.Request, send func() *http.Response) (*http.Response, error) {
+			response := send()
+			if path.Base(r.URL.Path) == "take" && !lost && w.count(countOwned) == 2 {
+				lost = true
+				return nil, errCut
+			}
+			return response, nil
+		})
+		begun, hang := make(chan string), make(chan struct{})
+		w.serve(l, 2, func(_ context.Context, t queuehttp.Task) (any, error) {
+			begun <- t.Claim.Key.ID
+			<-hang
+			return 1, nil
+		})
+		for id := 1; id <= 2; id++ {
+			time.Sleep(2 * ttl)
+			w.add(id, id)
+			began := time.Now()
+			require.Equal(w, fmt.Sprint(id), receive(w, begun))
+			require.Less(w, time.Since(began), 5*time.Second)
+		}
+		require.True(w, lost)
+		close(hang)
+		w.awaitCount(2, countDone)
+	})
+}
+
+func TestATaskThatHangsUsesItsAttempt(t *testing.T) {
+	inBubbleOf(t, leased, func(w *world) {
+		w.add(1, 1)
+		var calls atomic.Int64
+		w.serve(w.wire(1), 1, func(ctx context.Context, t queuehttp.Task) (any, error) {
+			calls.Add(1)
+			<-ctx.Done()
+			return nil, context.Cause(ctx)
+		})
+		w.awaitCount(1, `SELECT count(*) FROM tasks WHERE status = 'failed'`)
+		require.EqualValues(w, leased.MaxAttempts, calls.Load())
+	})
+}
+
+func TestAWaitGoesByTheFilter(t *testing.T) {
+	inBubble(t, func(w *world) {
+		w.add(1, 2)
+		h := w.handler(queuehttp.Config{TTL: ttl, Filter: func(_ context.Context, filter map[string]string) (string, []any, error) {
+			return "payload = $1", []any{filter["payload"]}, nil
+		}})
+		for payload, ready := range map[string]bool{"p2": true, "p3": false} {
+			began := time.Now()
+			status, out := ask(w.T, h, "wait", in{"filter": in{"payload": payload}})
+			require.Equal(w, 200, status)
+			require.Equal(w, ready, out.Ready)
+			require.Equal(w, !ready, time.Since(began) >= ttl/6)
+		}
 	})
 }
