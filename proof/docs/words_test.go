@@ -120,7 +120,7 @@ var limits = map[string]int{
 	"docs/postgres.md":          910,
 	"docs/protocol.md":          1590,
 	"docs/queues.md":            1200,
-	"docs/remote-workers.md":    830,
+	"docs/remote-workers.md":    930,
 	"docs/routing.md":           950,
 	"docs/schedules.md":         840,
 	"docs/settings.md":          1000,
