@@ -340,7 +340,7 @@ func TestNoRowIsTakenForARemoteWorkerBeforeAFailoverHasSettled(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, got)
 		began := time.Now()
-		got, err = queue.TakeFor(t.Context(), "w", claims.TakeOptions{N: 1, Have: []claims.Claim{}})
+		got, err = takeFor(t.Context(), queue, "w", claims.TakeOptions{N: 1, Have: []claims.Claim{}})
 		require.NoError(t, err)
 		require.Len(t, got, 1)
 		require.GreaterOrEqual(t, time.Since(began), tenure.DefaultTTL)

@@ -77,13 +77,6 @@ func (q *Queue) leave(l *lookout, call chan struct{}) {
 	}
 }
 
-// awaits reports whether calls wait for rows of a source, which means that there were none a moment ago.
-func (q *Queue) awaits(of source) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return slices.ContainsFunc(q.lookouts, func(l *lookout) bool { return l.is(&of) })
-}
-
 // lookOut looks until ctx is done, and tells as many calls as there are rows.
 func (q *Queue) lookOut(ctx context.Context, l *lookout) {
 	hints := tenure.Watch(q.store, keyOf(q.cfg.Table)) // before the first look, so that no hint is missed

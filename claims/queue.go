@@ -275,7 +275,7 @@ func (q *Queue) ReleaseAfter(ctx context.Context, d time.Duration, claims ...Cla
 }
 
 // Extend makes claims expire d from now by the database's clock, whichever session owns them. It needs
-// [QueueConfig.Expires]; without it, the error is [tenure.ErrInvalid]. It is for claims of [Queue.TakeFor] and
+// [QueueConfig.Expires]; without it, the error is [tenure.ErrInvalid]. It is for claims of [Queue.TryTakeFor] and
 // claims that were detached.
 //
 // If one of the claims has ended, even if only because it expired and its row was freed, Extend returns an

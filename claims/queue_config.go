@@ -37,9 +37,9 @@ type QueueConfig struct {
 	// Optional, but [Queue.RequestRelease] needs it.
 	Requested string
 
-	// Expires is a column with the time until which a claim of [Queue.TakeFor] stands. It is set to the
+	// Expires is a column with the time until which a claim of [Queue.TryTakeFor] stands. It is set to the
 	// database's time plus Deadline, and [Queue.Extend] sets it anew. A row whose time has passed is freed
-	// within two PollIntervals while a session with a [Worker] of the queue runs, or TakeFor is called. In rows
+	// within two PollIntervals while a session with a [Worker] of the queue runs, or calls wait in AwaitReady. In rows
 	// that a Worker takes it is NULL. The type is that of NotBefore. Optional; it needs Deadline.
 	Expires string
 	// Limit is a column with the row's own MaxAttempts; NULL: that of the config. Optional; it needs
@@ -95,7 +95,7 @@ type QueueConfig struct {
 	LostBackoff time.Duration
 
 	// Deadline is the longest time that a claim of a [Worker] lasts, counted from just before it was taken. For
-	// claims of [Queue.TakeFor] see Expires. At the deadline the func of [Worker.Do] is told to return, with
+	// claims of [Queue.TryTakeFor] see Expires. At the deadline the func of [Worker.Do] is told to return, with
 	// the cause [ErrOverdue]. A third of the session's TTL later, other sessions may take the row even if the func still
 	// runs; its Finish is then refused. Default: no deadline.
 	Deadline time.Duration

@@ -270,7 +270,7 @@ func TestAQueueThatIsWorkedOnRegistersItself(t *testing.T) {
 		q, err := claims.NewQueue(a.store, other)
 		require.NoError(db, err)
 		db.add(4, 4)
-		got, err := q.TakeFor(db.Context(), db.remote("remote", time.Hour), claims.TakeOptions{N: 1})
+		got, err := takeFor(db.Context(), q, db.remote("remote", time.Hour), claims.TakeOptions{N: 1})
 		require.NoError(db, err)
 		require.Len(db, got, 1)
 		_, err = a.store.Get(db.Context(), key)

@@ -21,7 +21,7 @@ func TestRowsWhoseAnswerTheWorkerNeverGotAreReturnedFirst(t *testing.T) {
 		remote, other := db.remote("w", time.Hour), db.remote("other", time.Hour)
 		take := func(n int, have ...claims.Claim) []claims.Claim {
 			db.Helper()
-			got, err := queue.TakeFor(db.Context(), remote, claims.TakeOptions{N: n, Have: append([]claims.Claim{}, have...)})
+			got, err := takeFor(db.Context(), queue, remote, claims.TakeOptions{N: n, Have: append([]claims.Claim{}, have...)})
 			require.NoError(db, err)
 			return got
 		}
@@ -82,7 +82,7 @@ func TestARemoteTakeWhoseStatementIsNotAnsweredLosesNoRow(t *testing.T) {
 				store.SetHook(testkit.Only("queue.take", testkit.Once(testkit.LoseAnswer)))
 			}
 			ctx, cancel := context.WithTimeout(db.Context(), testkit.Patience)
-			got, err := queue.TakeFor(ctx, remote, claims.TakeOptions{N: 4, Have: have})
+			got, err := takeFor(ctx, queue, remote, claims.TakeOptions{N: 4, Have: have})
 			cancel()
 			if err != nil {
 				require.ErrorIs(db, err, testkit.ErrReset)

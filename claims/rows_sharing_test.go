@@ -26,7 +26,7 @@ func TestTheExpiryOfAnEarlierClaimEndsNoOther(t *testing.T) {
 		one, two := w.remote("one"), w.remote("two")
 		q, err := claims.NewQueue(w.store, cfg)
 		require.NoError(w, err)
-		got, err := q.TakeFor(w.Context(), one, claims.TakeOptions{N: 1})
+		got, err := takeFor(w.Context(), q, one, claims.TakeOptions{N: 1})
 		require.NoError(w, err)
 		require.NoError(w, q.Release(w.Context(), got...))
 		time.Sleep(2 * time.Minute)

@@ -46,6 +46,21 @@ func (q *workedQueue) Release(ctx context.Context, c ...claims.Claim) error {
 	return q.Worker.Release(ctx, c...)
 }
 
+func (q *workedQueue) TakeFor(ctx context.Context, session string, o claims.TakeOptions) ([]claims.Claim, error) {
+	return takeFor(ctx, q.Queue, session, o)
+}
+
+// takeFor takes rows for a remote worker, as a server does that waits until there are some.
+func takeFor(ctx context.Context, q *claims.Queue, session string, o claims.TakeOptions) ([]claims.Claim, error) {
+	for {
+		got, err := q.TryTakeFor(context.WithoutCancel(ctx), session, o)
+		if err != nil || len(got) > 0 || q.AwaitReady(ctx, o.Where, o.Args...) != nil {
+			return got, err
+		}
+		o.Have = nil
+	}
+}
+
 func newRows(s *claims.Session, cfg claims.QueueConfig) (*workedQueue, error) {
 	cfg.Logger = cmp.Or(cfg.Logger, s.Config().Logger)
 	q, err := claims.NewQueue(claims.StoreOf(s), cfg)

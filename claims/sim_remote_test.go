@@ -88,7 +88,7 @@ func (l *life) takeFor(ctx context.Context, s remoteSession, n int, have []claim
 	defer a.locked(func() { delete(a.judge.servings, w) })
 	waiting, cancel := context.WithTimeout(ctx, a.patience())
 	defer cancel()
-	return l.queue.TakeFor(waiting, s.id, claims.TakeOptions{N: n})
+	return takeFor(waiting, l.queue, s.id, claims.TakeOptions{N: n})
 }
 
 // finish finishes rows by value.

@@ -28,12 +28,12 @@ type TakeOptions struct {
 	Where string
 	Args  []any
 
-	// Have is for TakeFor and TryTakeFor: the claims that the session's worker knows. Any other rows of the
+	// Have is for TryTakeFor: the claims that the session's worker knows. Any other rows of the
 	// session were taken by a call whose answer was lost. They are returned first, whatever Where says, and
 	// then nothing is taken. An empty list means that the worker knows of none; with nil, nothing is looked up.
 	Have []Claim
 
-	// Lasts is for TakeFor and TryTakeFor: how long the claims stand unless they are extended. It needs [QueueConfig.Expires].
+	// Lasts is for TryTakeFor: how long the claims stand unless they are extended. It needs [QueueConfig.Expires].
 	// Default: [QueueConfig.Deadline].
 	Lasts time.Duration
 }
@@ -94,7 +94,7 @@ func (w *Worker) Take(ctx context.Context, n int) ([]Claim, error) {
 func (w *Worker) TakeWith(ctx context.Context, o TakeOptions) ([]Claim, error) {
 	err := o.validate()
 	if o.Have != nil || o.Lasts != 0 {
-		err = fmt.Errorf("%w: Have and Lasts are for TakeFor and TryTakeFor: a session knows its own claims, and they end with it", tenure.ErrInvalid)
+		err = fmt.Errorf("%w: Have and Lasts are for TryTakeFor: a session knows its own claims, and they end with it", tenure.ErrInvalid)
 	}
 	if err != nil {
 		return nil, w.q.opError("take", err)

@@ -20,10 +20,12 @@ import (
 //
 // If the answer to a call is lost, the rows that it took are the session's, and their attempts are counted. The
 // next call returns them if it has [TakeOptions.Have]. Calls for one session must not overlap: each would
-// regard as lost the rows that the other is about to return.
+// regard as lost the rows that the other is about to return. A ctx that ends while the statement runs loses its answer.
+//
+// To wait for rows, call [Queue.AwaitReady] before the next call.
 func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
 	if err := q.validTake(session, o); err != nil {
-		return nil, err
+		return nil, q.opError("take", err)
 	}
 	q.freeExpired(ctx)
 	var got []Claim
@@ -64,30 +66,6 @@ func (q *Queue) takeFor(ctx context.Context, session string, o TakeOptions) ([]C
 	kept, exhausted := split(q.claimsOf(rows), rows)
 	q.retireFor(ctx, exhausted)
 	return kept, nil
-}
-
-// TakeFor is like [Queue.TryTakeFor], but waits as [Queue.AwaitReady] does until there is a row. If ctx is done before
-// that, it returns no claims and no error. While other calls of this process wait for the same rows, a call without Have
-// waits with them, and looks at nothing before.
-func (q *Queue) TakeFor(ctx context.Context, session string, o TakeOptions) ([]Claim, error) {
-	if err := q.validTake(session, o); err != nil {
-		return nil, err
-	}
-	for look := o.Have != nil || !q.awaits(source{q, o.filter()}); ; look = true {
-		if look {
-			taking, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.rows.limit) // a statement that is cut off may still take rows
-			got, err := q.TryTakeFor(taking, session, o)
-			cancel()
-			if err != nil || len(got) > 0 {
-				return got, err
-			}
-		}
-		// Rows that an earlier statement, whose answer was lost, takes only now are returned by the next call.
-		o.Have = nil
-		if q.AwaitReady(ctx, o.Where, o.Args...) != nil {
-			return nil, nil
-		}
-	}
 }
 
 // missing returns up to o.N rows that a session owns and its worker does not know of. It retires those
@@ -135,5 +113,5 @@ func (q *Queue) validTake(session string, o TakeOptions) error {
 	problems.Add(o.validate())
 	problems.Duration("Lasts", o.Lasts)
 	problems.If(o.Lasts != 0 && q.cfg.Expires == "", "Lasts needs a column that keeps the time: set Expires")
-	return q.opError("take", problems.Err())
+	return problems.Err()
 }

@@ -147,7 +147,7 @@ func (r *refusal) Is(target error) bool {
 // It also returns when the answered try was sent.
 func (c *Client) send(ctx context.Context, limit time.Duration, name string, in request) (out answer, sent clock.Reading, err error) {
 	for failures := 0; ; {
-		in.Answered = in.Answered && failures == 0 // a try before this one may have taken tasks
+		in.Again = in.Again && failures == 0 // a try before this one may have taken tasks
 		body, err := json.Marshal(in)
 		if err != nil {
 			return out, sent, err

@@ -258,13 +258,14 @@ func TestATaskWhoseAnswerComesTooLateIsNotBegun(t *testing.T) {
 	inBubble(t, func(w *world) {
 		l, other := w.wire(1), w.wire(1)
 		var begun sync.Map
+		var begins atomic.Int64
 		cut, late := make(chan struct{}), make(chan struct{}, 100)
 		l.fail(func(r *http.Request, send func() *http.Response) (*http.Response, error) {
 			name := path.Base(r.URL.Path)
 			isTake := name == "take"
 			select {
 			case <-cut:
-				if name == "heartbeat" {
+				if name == "heartbeat" || name == "begin" && begins.Add(1) > 1 {
 					return nil, errCut // nothing renews the session
 				}
 			default:

@@ -27,7 +27,7 @@
 //	goodbye    {"session": SESSION}                              {}
 //
 // These are optional: "lease_seconds" of a take and an extend, which only a queue with leases has; "filter" of a wait and a
-// take, an object of strings such as {"tenant": "acme"}, if the server has [Config.Filter]; "answered": true of a take;
+// take, an object of strings such as {"tenant": "acme"}, if the server has [Config.Filter]; "again": true of a take;
 // and "each": true of a finish.
 //
 // A worker sends a heartbeat three times per ttl_seconds of its session. It trusts the session for ttl_seconds,
@@ -35,12 +35,13 @@
 // it stops its work. It sends one take at a time, with all claims that it has; if there is no task, the server
 // waits for one for up to a sixth of the TTL. It has a claim until its finish, nack or abandon is answered with
 // 200, 400 or 409, or until the answer to a heartbeat says that the claim has ended. Tasks whose answer was
-// lost come with the next take; if all takes of the last ttl_seconds were answered with 200, "answered" saves the server
-// the search. A worker stops its work on a task when the lease that the take has answered has run out, less a
-// thirtieth, counted from just before it sent the take, or the extend that was answered last.
+// lost come with the next take. A take that repeats one which was answered with no task is sent with "again", unless a
+// request of the last ttl_seconds was not answered: it waits with the others, and costs the database nothing.
+// A worker stops its work on a task when the lease that the take has answered, which includes the time that it waited, has
+// run out, less a thirtieth, counted from just before it sent the take, or the extend that was answered last.
 //
-// A worker without a task needs no session: wait costs the database nothing while others wait as well. It is answered
-// after up to five seconds.
+// A worker without a task needs no session. It begins one when a wait has been answered with ready, which takes up to five
+// seconds and costs the database nothing while others wait as well.
 //
 // Nack gives tasks back and holds them back for a while, by default for [claims.QueueConfig.Backoff]. Abandon gives them
 // back for others to take at once. Extend, finish, nack and abandon apply to all of their claims, or to none. A finish of
@@ -102,17 +103,17 @@ type session struct {
 
 // request is the body of any request.
 type request struct {
-	Holder   string            `json:"holder,omitempty"`
-	Session  *session          `json:"session,omitempty"`
-	N        int               `json:"n,omitempty"`
-	Have     []claims.Claim    `json:"have,omitempty"`
-	Answered bool              `json:"answered,omitempty"`
-	Filter   map[string]string `json:"filter,omitempty"`
-	Lease    *seconds.Duration `json:"lease_seconds,omitempty"`
-	Results  []Result          `json:"results,omitempty"`
-	Each     bool              `json:"each,omitempty"`
-	Claims   []claims.Claim    `json:"claims,omitempty"`
-	After    *seconds.Duration `json:"after_seconds,omitempty"`
+	Holder  string            `json:"holder,omitempty"`
+	Session *session          `json:"session,omitempty"`
+	N       int               `json:"n,omitempty"`
+	Have    []claims.Claim    `json:"have,omitempty"`
+	Again   bool              `json:"again,omitempty"`
+	Filter  map[string]string `json:"filter,omitempty"`
+	Lease   *seconds.Duration `json:"lease_seconds,omitempty"`
+	Results []Result          `json:"results,omitempty"`
+	Each    bool              `json:"each,omitempty"`
+	Claims  []claims.Claim    `json:"claims,omitempty"`
+	After   *seconds.Duration `json:"after_seconds,omitempty"`
 }
 
 // answer is the body of any answer.

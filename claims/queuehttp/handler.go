@@ -162,7 +162,7 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request) (status int, ou
 
 // known has all fields that a request may have. Of what a server made, a newer one may have made more.
 type known struct {
-	Holder, Session, N, Have, Answered, Filter, Claims, Each json.RawMessage
+	Holder, Session, N, Have, Again, Filter, Claims, Each json.RawMessage
 
 	Results []struct{ Claim, Result json.RawMessage }
 	After   json.RawMessage `json:"after_seconds"`
@@ -346,21 +346,36 @@ func (h *Handler) heartbeat(ctx context.Context, in request) (answer, error) {
 
 func (h *Handler) take(ctx context.Context, in request) (answer, error) {
 	o := claims.TakeOptions{N: in.N}
-	if !in.Answered {
+	if !in.Again {
 		o.Have = append([]claims.Claim{}, in.Have...)
 	}
 	var out answer
-	if h.queue.Config().Expires != "" {
-		o.Lasts = h.lasts(in)
-		out.Lease = (*seconds.Duration)(&o.Lasts)
-	}
 	var err error
 	if o.Where, o.Args, err = h.wanted(ctx, in); err != nil {
-		return answer{}, err
+		return out, err
 	}
-	waiting, cancel := context.WithTimeout(ctx, h.cfg.TTL/6)
-	defer cancel()
-	got, err := h.queue.TakeFor(waiting, in.Session.ID, o)
+	arrived, got := time.Now(), []claims.Claim(nil)
+	take := func() {
+		if h.queue.Config().Expires != "" {
+			o.Lasts = h.lasts(in)
+			lease := seconds.Duration(o.Lasts + time.Since(arrived)) // the worker counts from before the request arrived
+			out.Lease = &lease
+		}
+		taking, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.cfg.TTL/6) // a statement that is cut off may still take rows
+		defer cancel()
+		got, err = h.queue.TryTakeFor(taking, in.Session.ID, o)
+	}
+	if !in.Again {
+		take()
+	}
+	if err == nil && len(got) == 0 {
+		waiting, cancel := context.WithTimeout(ctx, h.cfg.TTL/6)
+		defer cancel()
+		// Rows that an earlier statement, whose answer was lost, takes only now are returned by the next take.
+		if o.Have = nil; h.queue.AwaitReady(waiting, o.Where, o.Args...) == nil {
+			take()
+		}
+	}
 	if err != nil || len(got) == 0 {
 		return answer{}, err
 	}

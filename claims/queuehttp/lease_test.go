@@ -179,7 +179,7 @@ func TestAServerDecidesWhatWorkersMayAskFor(t *testing.T) {
 		_, s := ask(w.T, h, "begin", in{"holder": "w"})
 		ids := func(filter in) (ids []string) {
 			w.Helper()
-			status, out := ask(w.T, h, "take", in{"session": s.Session, "n": 2, "filter": filter, "answered": true})
+			status, out := ask(w.T, h, "take", in{"session": s.Session, "n": 2, "filter": filter, "again": true})
 			require.Equal(w, 200, status, out.Error)
 			for _, t := range out.Tasks {
 				ids = append(ids, t.Claim.Key.ID)
@@ -276,5 +276,61 @@ func TestAWaitGoesByTheFilter(t *testing.T) {
 			require.Equal(w, ready, out.Ready)
 			require.Equal(w, !ready, time.Since(began) >= ttl/6)
 		}
+	})
+}
+
+// The others that wait were there first, but they don't know of the row.
+func TestAWorkerThatIsToldOfATaskGetsIt(t *testing.T) {
+	inBubble(t, func(w *world) {
+		l, begins := w.wire(1), atomic.Int64{}
+		l.fail(func(r *http.Request, send func() *http.Response) (*http.Response, error) {
+			if path.Base(r.URL.Path) == "begin" {
+				begins.Add(1)
+			}
+			return send(), nil
+		})
+		begun := make(chan string)
+		for range 50 {
+			w.serve(l, 1, func(_ context.Context, t queuehttp.Task) (any, error) {
+				begun <- t.Claim.Key.ID
+				return 1, nil
+			})
+		}
+		time.Sleep(time.Minute)
+		w.add(1, 1)
+		added := time.Now()
+		require.Equal(w, "1", receive(w, begun))
+		require.Less(w, time.Since(added), time.Second)
+		w.awaitCount(1, countDone)
+		require.LessOrEqual(w, begins.Load(), int64(3))
+	})
+}
+
+func TestALeaseBeginsWhenItsTaskIsTaken(t *testing.T) {
+	inBubbleOf(t, leased, func(w *world) {
+		w.add(1, 1)
+		causes, began := make(chan error, 1), time.Now()
+		begun := make(chan time.Duration, 2)
+		w.serveAs(queuehttp.ClientConfig{Lease: 4 * time.Second}, w.wire(1), 2, func(ctx context.Context, t queuehttp.Task) (any, error) {
+			begun <- time.Since(began)
+			if t.Claim.Key.ID == "1" { // the session goes on, and a take waits
+				for range 8 {
+					time.Sleep(time.Second)
+					if err := t.Extend(ctx, 10*time.Second); err != nil {
+						return nil, err
+					}
+				}
+				return 1, nil
+			}
+			time.Sleep(3500 * time.Millisecond)
+			causes <- context.Cause(ctx)
+			return 1, nil
+		})
+		require.Zero(w, receive(w, begun).Round(time.Second))
+		time.Sleep(4500 * time.Millisecond)
+		w.add(2, 2)
+		require.Less(w, receive(w, begun), 4900*time.Millisecond)
+		require.NoError(w, receive(w, causes))
+		w.awaitCount(2, countDone)
 	})
 }

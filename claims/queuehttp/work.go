@@ -30,6 +30,7 @@ type work struct {
 
 	running sync.WaitGroup
 	dropped chan struct{} // receives when a claim was dropped
+	again   bool          // whether the last take was answered with no task
 
 	mu       sync.Mutex // guards the fields below
 	has      map[claims.Claim]*running
@@ -130,11 +131,12 @@ func (w *work) take(ctx context.Context, lose context.CancelCauseFunc) (idle boo
 		}
 		return false
 	}
-	in := request{Session: &w.session, N: w.n - len(have), Have: have, Answered: w.answered(ctx), Filter: w.c.cfg.Filter}
+	in := request{Session: &w.session, N: w.n - len(have), Have: have, Again: w.again && w.answered(ctx), Filter: w.c.cfg.Filter}
 	if w.c.cfg.Lease > 0 {
 		in.Lease = (*seconds.Duration)(&w.c.cfg.Lease)
 	}
 	out, sent, err := w.c.send(ctx, w.ttl/3, "take", in)
+	w.again = err == nil && len(out.Tasks) == 0
 	switch {
 	case errors.Is(err, tenure.ErrLost):
 		lose(tenure.ErrLost)
@@ -151,7 +153,7 @@ func (w *work) take(ctx context.Context, lose context.CancelCauseFunc) (idle boo
 		}
 		w.begin(ctx, t, sent, out.Lease)
 	}
-	return err == nil && len(have)+len(out.Tasks) == 0
+	return w.again && len(have) == 0
 }
 
 // begin begins work on a task that a take has brought, which was sent at that time.

@@ -76,7 +76,10 @@ func (r *replica) workInSession(ctx context.Context, queue *claims.Queue, worker
 			continue
 		}
 		waiting, cancel := context.WithTimeout(live, r.TTL/3)
-		got, err := queue.TakeFor(waiting, id, claims.TakeOptions{N: workers - len(has), Have: has})
+		got, err := queue.TryTakeFor(waiting, id, claims.TakeOptions{N: workers - len(has), Have: has})
+		if err == nil && len(got) == 0 {
+			err = queue.AwaitReady(waiting, "")
+		}
 		cancel()
 		if err != nil {
 			slog.Debug("remote take", "error", err)
