@@ -3,6 +3,7 @@ package claims
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
@@ -18,6 +19,13 @@ type lookout struct {
 	ended chan struct{}
 }
 
+// telling is when calls were last told of rows of a source of which none has been taken since. It may be that none can be:
+// the application has locked them, or the database refuses them.
+type telling struct {
+	source
+	at time.Time
+}
+
 // AwaitReady waits until there may be a row for a call of [Queue.TryTakeFor] with the same [TakeOptions.Where] and Args;
 // another worker may be quicker. If ctx is done before that, it returns the reason. If the store fails, it does not wait,
 // because the next call says why.
@@ -31,7 +39,7 @@ func (q *Queue) AwaitReady(ctx context.Context, where string, args ...any) error
 		return q.opError("await", err)
 	}
 	call := make(chan struct{})
-	defer q.leave(q.join(ctx, source{q, o.filter()}, call), call)
+	defer q.leave(ctx, q.join(source{q, o.filter()}, call), call)
 	select {
 	case <-call:
 		return nil
@@ -46,12 +54,12 @@ func (q *Queue) AwaitReady(ctx context.Context, where string, args ...any) error
 }
 
 // join adds a call to the lookout of its source, which begins to look with its first call.
-func (q *Queue) join(ctx context.Context, of source, call chan struct{}) *lookout {
+func (q *Queue) join(of source, call chan struct{}) *lookout {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	i := slices.IndexFunc(q.lookouts, func(l *lookout) bool { return l.is(&of) })
 	if i < 0 {
-		looking, stop := context.WithCancel(context.WithoutCancel(ctx))
+		looking, stop := context.WithCancel(context.Background())
 		l := &lookout{source: of, stop: stop, ended: make(chan struct{})}
 		i, q.lookouts = len(q.lookouts), append(q.lookouts, l)
 		go func() { defer close(l.ended); q.lookOut(looking, l) }()
@@ -62,7 +70,7 @@ func (q *Queue) join(ctx context.Context, of source, call chan struct{}) *lookou
 }
 
 // leave removes a call from its lookout, and ends the lookout with its last call.
-func (q *Queue) leave(l *lookout, call chan struct{}) {
+func (q *Queue) leave(ctx context.Context, l *lookout, call chan struct{}) {
 	q.mu.Lock()
 	l.calls = slices.DeleteFunc(l.calls, func(other chan struct{}) bool { return other == call })
 	i := slices.Index(q.lookouts, l)
@@ -73,7 +81,10 @@ func (q *Queue) leave(l *lookout, call chan struct{}) {
 	q.mu.Unlock()
 	if last {
 		l.stop()
-		<-l.ended
+		select {
+		case <-l.ended:
+		case <-ctx.Done(): // a hint that it sends may take longer
+		}
 	}
 }
 
@@ -81,15 +92,30 @@ func (q *Queue) leave(l *lookout, call chan struct{}) {
 func (q *Queue) lookOut(ctx context.Context, l *lookout) {
 	hints := tenure.Watch(q.store, keyOf(q.cfg.Table)) // before the first look, so that no hint is missed
 	defer hints.Stop()
-	for _, w := range q.allWorkers() {
-		defer w.s.sweeper.addWaiter(nil)()
-	}
+	waits := make(map[*Worker]func())
+	defer func() {
+		for _, done := range waits {
+			done()
+		}
+	}()
 	var spurious pace.Limiter
-	for woken := false; ctx.Err() == nil; {
+	pause, woken := q.pauseAfterTelling(l), false
+	for {
+		if pause > 0 {
+			inVain := woken && q.pauseAfterTelling(l) > 0
+			var ok bool
+			if woken, ok = pace.Await(ctx, hints.C(), spurious.IgnoreFor(inVain, min(coalesce, pause)), pause); !ok {
+				return
+			}
+		}
+		for _, w := range q.allWorkers() {
+			if waits[w] == nil {
+				waits[w] = w.s.sweeper.addWaiter(nil)
+			}
+		}
 		q.freeExpired(ctx)
 		q.tell(l, q.anyReady(ctx, l))
-		pause := pace.Jitter(q.cfg.PollInterval)
-		woken, _ = pace.Await(ctx, hints.C(), spurious.IgnoreFor(woken, min(coalesce, pause)), pause)
+		pause = pace.Jitter(q.cfg.PollInterval)
 	}
 }
 
@@ -98,9 +124,12 @@ func (q *Queue) anyReady(ctx context.Context, l *lookout) int {
 	q.mu.Lock()
 	n := min(len(l.calls), perStatement)
 	q.mu.Unlock()
+	if n == 0 {
+		return 0
+	}
 	var ids []string
 	_, err := q.rows.groups.page(ctx, n, func(n int) (err error) {
-		ids, err = q.table.Ready(ctx, objects.Taking{N: n, Filter: l.filter}, q.rows.limit)
+		ids, err = q.table.Ready(ctx, objects.Taking{N: n, Filter: l.filter, Locked: true}, q.rows.limit)
 		return err
 	})
 	if err != nil {
@@ -118,4 +147,28 @@ func (q *Queue) tell(l *lookout, n int) {
 		close(call)
 	}
 	l.calls = l.calls[n:]
+	if n > 0 {
+		q.tellings = append(slices.DeleteFunc(q.tellings, func(t telling) bool {
+			return t.is(&l.source) || time.Since(t.at) > q.cfg.PollInterval
+		}), telling{l.source, time.Now()})
+	}
+}
+
+// pauseAfterTelling returns how long a lookout waits for hints before it looks again after calls were told in vain.
+func (q *Queue) pauseAfterTelling(l *lookout) time.Duration {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, t := range q.tellings {
+		if t.is(&l.source) {
+			return q.cfg.PollInterval - time.Since(t.at)
+		}
+	}
+	return 0
+}
+
+// taken notes that rows of a source were taken.
+func (q *Queue) taken(of source) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.tellings = slices.DeleteFunc(q.tellings, func(t telling) bool { return t.is(&of) })
 }

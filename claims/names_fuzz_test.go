@@ -120,10 +120,8 @@ func (db *rowsDB) tryNames(schema string, cfg claims.QueueConfig, lose bool) {
 	// A claim expires, and a session is lost.
 	add("1", "2")
 	remote := db.sessionOfRemote(a.store)
-	for _, c := range claimedFor(db, a, remote, 2) {
-		require.NoError(db, a.rows.Extend(ctx, time.Millisecond, c))
-	}
-	claimedFor(db, a, remote, 2)
+	claimedFor(db, a, remote, claims.TakeOptions{N: 2, Lasts: time.Millisecond})
+	require.NoError(db, a.rows.Extend(ctx, time.Hour, claimedFor(db, a, remote, claims.TakeOptions{N: 2})...))
 	if !lose { // that takes a TTL
 		a.stop()
 		return
@@ -137,11 +135,12 @@ func (db *rowsDB) tryNames(schema string, cfg claims.QueueConfig, lose bool) {
 }
 
 // claimedFor takes n rows for the session of a remote worker.
-func claimedFor(db *rowsDB, w *worker, session string, n int) (got []claims.Claim) {
+func claimedFor(db *rowsDB, w *worker, session string, o claims.TakeOptions) (got []claims.Claim) {
 	ctx, cancel := context.WithTimeout(db.Context(), testkit.Patience)
 	defer cancel()
-	for len(got) < n {
-		more, err := w.rows.TakeFor(ctx, session, claims.TakeOptions{N: n - len(got)})
+	for n := o.N; len(got) < n; {
+		o.N = n - len(got)
+		more, err := w.rows.TakeFor(ctx, session, o)
 		require.NoError(db, err)
 		require.NotEmpty(db, more)
 		got = append(got, more...)

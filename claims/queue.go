@@ -48,6 +48,7 @@ type Queue struct {
 	mu       sync.Mutex // guards the fields below; never held across I/O, nor together with a session's mu
 	workers  []*Worker
 	lookouts []*lookout
+	tellings []telling
 	ends     []*finishing // the calls that wait for endTogether
 	busy     bool         // whether endTogether runs
 	expired  time.Time    // when rows whose claims have expired were last looked for
@@ -274,8 +275,8 @@ func (q *Queue) ReleaseAfter(ctx context.Context, d time.Duration, claims ...Cla
 	return q.opError("release", err)
 }
 
-// Extend makes claims expire d from now by the database's clock, whichever session owns them. It needs
-// [QueueConfig.Expires]; without it, the error is [tenure.ErrInvalid]. It is for claims of [Queue.TryTakeFor] and
+// Extend makes claims expire d from now by the database's clock, whichever session owns them; a claim that expires later
+// stays as it is. It needs [QueueConfig.Expires]; without it, the error is [tenure.ErrInvalid]. It is for claims of [Queue.TryTakeFor] and
 // claims that were detached.
 //
 // If one of the claims has ended, even if only because it expired and its row was freed, Extend returns an

@@ -56,10 +56,12 @@ func TestAClaimOfARemoteWorkerExpires(t *testing.T) {
 		require.NoError(db, server.rows.Extend(db.Context(), 2*time.Hour, got...), "several at once")
 		until = db.millis("expires_at", 2)
 		require.WithinDuration(db, until, db.millis("expires_at", 1), time.Second)
+		require.NoError(db, server.rows.Extend(db.Context(), time.Minute, got...))
+		require.Equal(db, until, db.millis("expires_at", 2), "none is shortened")
 		own := server.take(1) // the process keeps the deadline of these itself
 		require.Equal(db, 1, db.count(`SELECT count(*) FROM tasks WHERE id = 3 AND expires_at IS NULL AND session IS NOT NULL`))
 		require.NoError(db, server.rows.Finish(db.Context(), own...))
-		require.NoError(db, server.rows.Extend(db.Context(), time.Millisecond, got[0]))
+		db.expire(got[0])
 		ctx, cancel := context.WithTimeout(db.Context(), testkit.Patience)
 		defer cancel()
 		next := testkit.Must(server.rows.TakeFor(ctx, two, claims.TakeOptions{N: 9}))
@@ -73,7 +75,7 @@ func TestAClaimOfARemoteWorkerExpires(t *testing.T) {
 		require.ErrorIs(db, server.rows.Finish(db.Context(), got[0]), tenure.ErrLost)
 		require.NoError(db, server.rows.Finish(db.Context(), got[1]))
 
-		require.NoError(db, server.rows.Extend(db.Context(), time.Millisecond, next...))
+		db.expire(next...)
 		testkit.Await(db.T, "it is freed although no call asks for rows", func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session IS NOT NULL`) == 0 })
 		require.Equal(db, []string{"1"}, takenIDs(server.take(1)))
 		server.takesNone()
@@ -141,7 +143,7 @@ func TestAnExpiredRowThatCannotBeFreedKeepsNoOther(t *testing.T) {
 		} else {
 			db.exec(`CREATE TRIGGER refuses BEFORE UPDATE ON tasks WHEN NEW.id = 1 AND NEW.session IS NULL BEGIN SELECT RAISE(ABORT, 'refused'); END`)
 		}
-		require.NoError(db, server.rows.Extend(db.Context(), time.Millisecond, got...))
+		db.expire(got...)
 		testkit.Await(db.T, "the others are free", func() bool {
 			return db.count(`SELECT count(*) FROM tasks WHERE session IS NULL AND not_before IS NOT NULL`) == 4
 		})

@@ -162,6 +162,18 @@ func (db *rowsDB) byStatementAnd(r *workedQueue, c claims.Claim, write func(exec
 
 func (db *rowsDB) exec(query string) { db.Helper(); testkit.ExecSQL(db.T, db.sql, query) }
 
+// expire makes claims of [expiring] expire now.
+func (db *rowsDB) expire(cs ...claims.Claim) {
+	db.Helper()
+	now := `clock_timestamp()`
+	if db.pool == nil {
+		now = `0`
+	}
+	for _, c := range cs {
+		db.exec(`UPDATE tasks SET expires_at = ` + now + ` WHERE id = ` + c.Key.ID)
+	}
+}
+
 func (db *rowsDB) count(query string) (n int) {
 	db.Helper()
 	require.NoError(db, db.sql.QueryRow(query).Scan(&n))

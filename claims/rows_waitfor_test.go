@@ -164,3 +164,46 @@ func TestACallThatWaitsIsToldThatTheStoreFails(t *testing.T) {
 		a.fault(nil)
 	})
 }
+
+func TestARowThatCannotBeTakenIsTriedOncePerPollInterval(t *testing.T) {
+	cfg := effect
+	cfg.PollInterval = time.Second
+	inRowsBubble(t, cfg, 1, func(w *rowsWorld) {
+		a := w.start("a")
+		queue := w.rowsOf(a, cfg)
+		testkit.ExecSQL(w.T, w.db, `CREATE TRIGGER refuse BEFORE UPDATE OF session ON tasks BEGIN SELECT RAISE(IGNORE); END`)
+		testkit.AcquireBriefly(w.T, w.store, tenure.LeaseConfig{Key: claims.SessionKey("r"), TTL: 24 * time.Hour})
+		counted := &callCounts{}
+		a.fault(counted.hook)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		got, err := queue.TakeFor(ctx, "r", claims.TakeOptions{N: 1})
+		require.NoError(w, err)
+		require.Empty(w, got)
+		require.Less(w, counted.of("queue.ready")+counted.of("queue.take"), 200)
+		a.fault(nil)
+		testkit.ExecSQL(w.T, w.db, `DROP TRIGGER refuse`)
+		began := time.Now()
+		ctx, cancel = context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		for len(got) == 0 && time.Since(began) < 2*ttl { // it is left for a while
+			got = testkit.Must(queue.TakeFor(ctx, "r", claims.TakeOptions{N: 1}))
+		}
+		require.Len(w, got, 1)
+	})
+}
+
+// A call that finds a row which the database refuses tries the next ones, and none that another transaction has locked.
+func TestLockedRowsKeepNoCallFromTheRowsBehindThem(t *testing.T) {
+	testkit.Slow(t)
+	db := rowsTableOnPostgres(t, tasks)
+	db.add(1, 1202)
+	db.exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		IF NEW.id = 1201 AND NEW.session IS NOT NULL THEN RAISE EXCEPTION 'no' USING ERRCODE = 'check_violation'; END IF; RETURN NEW; END $$`)
+	db.exec(`CREATE TRIGGER refuse BEFORE UPDATE ON tasks FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	tx := testkit.Must(db.pool.Begin(t.Context()))
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	testkit.ExecPostgres(t, tx, `SELECT FROM tasks WHERE id <= 1200 FOR UPDATE`)
+	got := testkit.Must(db.worker(claims.SessionConfig{}, tasks).rows.TryTakeFor(t.Context(), db.remote("r", time.Hour), claims.TakeOptions{N: 1}))
+	require.Equal(t, []string{"1202"}, takenIDs(got))
+}

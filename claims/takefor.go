@@ -36,6 +36,9 @@ func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) (
 	if settlesIn(err) > 0 {
 		return nil, nil
 	}
+	if len(got) > 0 {
+		q.taken(source{q, o.filter()})
+	}
 	return got, q.opError("take", err)
 }
 
@@ -90,13 +93,19 @@ func (q *Queue) missing(ctx context.Context, session string, o TakeOptions) ([]C
 	kept, exhausted := split(q.claimsOf(rows), rows)
 	q.retireFor(ctx, exhausted)
 	kept = kept[:min(len(kept), o.N)]
-	if q.cfg.Expires == "" || len(kept) == 0 {
+	if q.cfg.Expires == "" {
 		return kept, nil
 	}
 	// They were taken some time ago, and are to last as long as the caller has asked for.
-	lost, err := q.endAll(ctx, objects.Ending{Extend: true, After: q.lasts(o)}, rowsOf(kept))
-	if err != nil || len(lost) > 0 { // the next call finds out what is left
-		return nil, err
+	for len(kept) > 0 {
+		lost, err := q.endAll(ctx, objects.Ending{Extend: true, After: q.lasts(o)}, rowsOf(kept))
+		if err != nil {
+			return nil, err
+		}
+		if len(lost) == 0 {
+			break
+		}
+		kept = slices.DeleteFunc(kept, func(c Claim) bool { return slices.Contains(lost, c.row()) })
 	}
 	return kept, nil
 }

@@ -41,12 +41,13 @@
 // run out, less a thirtieth, counted from just before it sent the take, or the extend that was answered last.
 //
 // A worker without a task needs no session. It begins one when a wait has been answered with ready, which takes up to five
-// seconds and costs the database nothing while others wait as well.
+// seconds, or a sixth of the TTL, and costs the database nothing while others wait as well.
 //
 // Nack gives tasks back and holds them back for a while, by default for [claims.QueueConfig.Backoff]. Abandon gives them
 // back for others to take at once. Extend, finish, nack and abandon apply to all of their claims, or to none. A finish of
 // each result finishes those that it can: "ended" of its answer lists the claims that had ended, and "refused", as
-// {"claim": CLAIM, "error": TEXT}, the results that are invalid, whose tasks the worker still has.
+// {"claim": CLAIM, "error": TEXT}, the results that are invalid, whose tasks the worker still has. An extend never shortens
+// a lease.
 //
 // Each request may be repeated. Errors are {"error": TEXT}, with a status:
 //
@@ -55,7 +56,7 @@
 //	503       the store can't be used now: repeat the request, also at another server
 //
 // If the answer to a finish, nack, abandon or goodbye was lost, and the request had been obeyed, the answer to
-// its repetition is 409.
+// its repetition is 409; that of a finish of each result lists as ended what was finished before.
 package queuehttp
 
 import (

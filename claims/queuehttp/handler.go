@@ -89,9 +89,11 @@ func newHandler(store tenure.Store, queue *claims.Queue, cfg Config) (*Handler, 
 	problems.If(queue != nil && queue.Config().NotBefore == "", "the queue has no column for tasks that are given back for a while: set NotBefore")
 	problems.Duration("MaxLease", cfg.MaxLease)
 	problems.If(queue != nil && queue.Config().Expires == "" && cfg.MaxLease > 0, "MaxLease needs a column that keeps the time until which a task is its worker's: set Expires and Deadline of the queue")
-	problems.If(cfg.MaxLease > 0 && cfg.MaxLease < shortestLease, "MaxLease %v is less than %v, the shortest lease that a worker may ask for", cfg.MaxLease, shortestLease)
-	if queue != nil {
-		cfg.MaxLease = cmp.Or(cfg.MaxLease, queue.Config().Deadline)
+	if queue != nil && queue.Config().Expires != "" {
+		usual := queue.Config().Deadline
+		cfg.MaxLease = cmp.Or(cfg.MaxLease, usual)
+		problems.If(usual < shortestLease, "the queue's Deadline %v is less than %v, the shortest lease", usual, shortestLease)
+		problems.If(cfg.MaxLease < usual, "MaxLease %v is less than the queue's Deadline %v, which a worker gets that does not ask", cfg.MaxLease, usual)
 	}
 	session, err := claims.NewSession(store, claims.SessionConfig{TTL: cfg.TTL, Logger: cfg.Logger})
 	problems.Add(err)
@@ -103,7 +105,7 @@ func newHandler(store tenure.Store, queue *claims.Queue, cfg Config) (*Handler, 
 }
 
 const (
-	maxBytes      = 16 << 20        // of a request's body; http.MaxBytesHandler in front of the handler sets a lower limit
+	maxBytes      = 4 << 20         // of a request's body; http.MaxBytesHandler in front of the handler sets a lower limit
 	longestWait   = 5 * time.Second // of a worker without a session
 	shortestLease = time.Second
 )
@@ -387,7 +389,7 @@ func (h *Handler) take(ctx context.Context, in request) (answer, error) {
 		}
 		if payloads, err = h.cfg.Payloads(ctx, ids); err != nil {
 			if ctx.Err() == nil { // otherwise the next take returns these tasks
-				h.putOff(ctx, got)
+				_ = h.putOff(ctx, got)
 			}
 			return answer{}, fmt.Errorf("Payloads: %v", err) // whatever it wraps, the request is not at fault
 		}
@@ -402,19 +404,23 @@ func (h *Handler) take(ctx context.Context, in request) (answer, error) {
 		}
 		out.Tasks = append(out.Tasks, Task{Claim: c, Payload: payload})
 	}
-	h.putOff(ctx, bad)
-	return out, nil
+	return out, h.putOff(ctx, bad)
 }
 
-// putOff gives back tasks that no worker can be told of, so that others come before them. If that fails, the
-// next take returns them.
-func (h *Handler) putOff(ctx context.Context, cs []claims.Claim) {
+// putOff gives back tasks that no worker can be told of, so that others come before them. If that fails, the take has to
+// fail as well: then the next one returns them.
+func (h *Handler) putOff(ctx context.Context, cs []claims.Claim) error {
 	if len(cs) == 0 {
-		return
+		return nil
 	}
-	if err := h.queue.ReleaseAfter(ctx, h.backoff(cs), cs...); err != nil && !errors.Is(err, tenure.ErrLost) {
-		h.cfg.Logger.Warn("failed to give tasks back; retrying at the worker's next take", "error", err)
+	err := h.queue.ReleaseAfter(ctx, h.backoff(cs), cs...)
+	if errors.Is(err, tenure.ErrLost) {
+		return nil
 	}
+	if err != nil {
+		err = fmt.Errorf("give tasks back: %v", err) // of which the worker knows nothing
+	}
+	return err
 }
 
 // backoff returns the longest of the claims' backoffs.
@@ -437,8 +443,8 @@ func (h *Handler) finish(ctx context.Context, in request) (out answer, err error
 	return out, h.finishEach(ctx, in.Results, &out)
 }
 
-// finishEach finishes the results that it can, and notes the others. It finishes them together, except those that had ended
-// and, if the config refuses one, each by itself.
+// finishEach finishes the results that it can, and notes the others. If the config refuses some, it finishes each half by
+// itself.
 func (h *Handler) finishEach(ctx context.Context, results []Result, out *answer) error {
 	for len(results) > 0 {
 		err := h.finishAll(ctx, results)
@@ -454,12 +460,11 @@ func (h *Handler) finishEach(ctx context.Context, results []Result, out *answer)
 			out.Refused = append(out.Refused, refused{results[0].Claim, err.Error()})
 			return nil
 		}
-		for i := range results {
-			if err := h.finishEach(ctx, results[i:i+1:i+1], out); err != nil {
-				return err
-			}
+		half := len(results) / 2
+		if err := h.finishEach(ctx, results[:half:half], out); err != nil {
+			return err
 		}
-		return nil
+		results = results[half:]
 	}
 	return nil
 }

@@ -334,3 +334,77 @@ func TestALeaseBeginsWhenItsTaskIsTaken(t *testing.T) {
 		w.awaitCount(2, countDone)
 	})
 }
+
+// A take arrives late, after the worker has got another task by its next try, and is full for longer than a TTL.
+func TestATakeThatArrivesLateLosesNoTask(t *testing.T) {
+	inBubble(t, func(w *world) {
+		l, armed := w.wire(1), atomic.Bool{}
+		l.fail(func(r *http.Request, send func() *http.Response) (*http.Response, error) {
+			if path.Base(r.URL.Path) == "take" && armed.CompareAndSwap(true, false) {
+				l.carries.Go(func() { time.Sleep(3 * time.Second); send() })
+				return nil, errCut
+			}
+			return send(), nil
+		})
+		w.add(1, 1)
+		hang := make(chan struct{})
+		w.serve(l, 2, func(_ context.Context, t queuehttp.Task) (any, error) {
+			switch t.Claim.Key.ID {
+			case "1": // the session goes on
+				<-hang
+			case "2":
+				time.Sleep(10 * ttl)
+			}
+			return 1, nil
+		})
+		time.Sleep(3 * ttl)
+		armed.Store(true)
+		for armed.Load() {
+			time.Sleep(time.Millisecond)
+		}
+		w.add(2, 3)
+		time.Sleep(20 * ttl)
+		require.Equal(w, 2, w.count(countDone))
+		close(hang)
+		w.awaitCount(3, countDone)
+	})
+}
+
+func TestATaskThatCouldNotBeGivenBackIsNotLost(t *testing.T) {
+	inBubble(t, func(w *world) {
+		l, hang := w.wire(0), make(chan struct{})
+		l.servers = map[string]http.Handler{"server": w.run(w.handler(queuehttp.Config{TTL: ttl, Payloads: func(_ context.Context, ids []string) (map[string]any, error) {
+			return map[string]any{"2": make(chan int)}, nil // which does not become JSON
+		}}))}
+		w.serve(l, 3, func(_ context.Context, t queuehttp.Task) (any, error) { <-hang; return nil, nil })
+		w.add(1, 1)
+		time.Sleep(3 * ttl)
+		w.exec(`CREATE TRIGGER refuse BEFORE UPDATE ON tasks WHEN NEW.session IS NULL AND OLD.id = 2 BEGIN SELECT RAISE(ABORT, 'no'); END`)
+		w.add(2, 2)
+		time.Sleep(time.Second)
+		w.exec(`DROP TRIGGER refuse`)
+		w.awaitCount(1, `SELECT count(*) FROM tasks WHERE id = 2 AND status = 'failed'`)
+		close(hang)
+	})
+}
+
+func TestATaskWhoseLeaseIsOverWhenItArrivesIsNotBegun(t *testing.T) {
+	inBubbleOf(t, leased, func(w *world) {
+		l, slow := w.wire(1), true
+		l.fail(func(r *http.Request, send func() *http.Response) (*http.Response, error) {
+			response := send()
+			if path.Base(r.URL.Path) == "take" && slow && w.count(countOwned) > 0 {
+				slow = false
+				time.Sleep(3 * time.Second)
+			}
+			return response, nil
+		})
+		w.add(1, 1)
+		w.serveAs(queuehttp.ClientConfig{Lease: 2 * time.Second}, l, 1, func(ctx context.Context, t queuehttp.Task) (any, error) {
+			return 1, context.Cause(ctx)
+		})
+		w.awaitCount(1, countDone)
+		require.LessOrEqual(w, w.count(`SELECT attempts FROM tasks`), 2)
+		require.False(w, slow)
+	})
+}

@@ -30,7 +30,9 @@ type work struct {
 
 	running sync.WaitGroup
 	dropped chan struct{} // receives when a claim was dropped
-	again   bool          // whether the last take was answered with no task
+
+	again    bool          // whether the last take was answered with no task; this and searched are take's
+	searched clock.Reading // when the last take was sent that was answered and had the server search for lost tasks
 
 	mu       sync.Mutex // guards the fields below
 	has      map[claims.Claim]*running
@@ -131,12 +133,15 @@ func (w *work) take(ctx context.Context, lose context.CancelCauseFunc) (idle boo
 		}
 		return false
 	}
-	in := request{Session: &w.session, N: w.n - len(have), Have: have, Again: w.again && w.answered(ctx), Filter: w.c.cfg.Filter}
+	again := w.again && w.knowsAll()
+	in := request{Session: &w.session, N: w.n - len(have), Have: have, Again: again, Filter: w.c.cfg.Filter}
 	if w.c.cfg.Lease > 0 {
 		in.Lease = (*seconds.Duration)(&w.c.cfg.Lease)
 	}
 	out, sent, err := w.c.send(ctx, w.ttl/3, "take", in)
-	w.again = err == nil && len(out.Tasks) == 0
+	if w.again = err == nil && len(out.Tasks) == 0; err == nil && !again {
+		w.searched = sent
+	}
 	switch {
 	case errors.Is(err, tenure.ErrLost):
 		lose(tenure.ErrLost)
@@ -166,8 +171,13 @@ func (w *work) begin(ctx context.Context, t Task, sent clock.Reading, lease *sec
 		r.deadline = sent.Add(trusted(time.Duration(*lease)))
 	}
 	w.mu.Unlock()
+	if lease != nil && w.leaseLeft(ctx, r) <= 0 { // the answer came late, and others may have the task by now
+		w.running.Go(func() { defer w.drop(t.Claim); w.giveBack(ctx, w.c.cfg.Logger, "abandon", t.Claim) })
+		return
+	}
+	works, returned := context.WithCancel(one)
 	if lease != nil {
-		w.running.Go(func() { w.untilOverdue(one, t.Claim, r) })
+		w.running.Go(func() { w.untilOverdue(works, t.Claim, r) })
 	}
 	t.extend = func(ctx context.Context, d time.Duration) error { return w.extend(ctx, t.Claim, r, d) }
 	w.running.Go(func() {
@@ -178,25 +188,31 @@ func (w *work) begin(ctx context.Context, t Task, sent clock.Reading, lease *sec
 			if p := recover(); p != nil {
 				panic(p)
 			}
-			w.finishOrGiveBack(one, t, result, logtext.Sound(err))
+			returned()
+			w.finishOrGiveBack(ctx, one, t, result, logtext.Sound(err))
 		}()
 		result, err = w.fn(one, t)
 	})
 }
 
+// leaseLeft returns for how long the lease of a task may still be trusted.
+func (w *work) leaseLeft(ctx context.Context, r *running) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return r.deadline.Until(clock.From(ctx)())
+}
+
 // untilOverdue ends the context of a func when the lease of its task has run out. As watch does, it looks more often than
 // a timer would fire.
-func (w *work) untilOverdue(one context.Context, c claims.Claim, r *running) {
+func (w *work) untilOverdue(works context.Context, c claims.Claim, r *running) {
 	for {
-		w.mu.Lock()
-		left := r.deadline.Until(clock.From(one)())
-		w.mu.Unlock()
+		left := w.leaseLeft(works, r)
 		if left <= 0 {
 			w.c.cfg.Logger.Warn("the lease of a task has run out; its func should return", "task", c.String(), "attempt", c.Attempt)
 			r.end(claims.ErrOverdue)
 			return
 		}
-		if !pace.Sleep(one, min(left, w.ttl/12)) {
+		if !pace.Sleep(works, min(left, w.ttl/12)) {
 			return
 		}
 	}
@@ -213,14 +229,17 @@ func (w *work) extend(ctx context.Context, c claims.Claim, r *running, d time.Du
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	r.deadline = sent.Add(trusted(d))
+	if until := sent.Add(trusted(d)); until.Mono.After(r.deadline.Mono) { // the server shortens none
+		r.deadline = until
+	}
 	return nil
 }
 
-// answered reports whether all requests of the last TTL were answered. An earlier take takes no rows any more.
-func (w *work) answered(ctx context.Context) bool {
+// knowsAll reports whether the session can't own tasks whose answer was lost: the server has searched for them since no
+// take can arrive any more that was not answered.
+func (w *work) knowsAll() bool {
 	failed := w.c.failed.Load()
-	return failed == nil || clock.From(ctx)().Mono.Sub(failed.Mono) > w.ttl
+	return failed == nil || w.searched.Mono.Sub(failed.Mono) >= w.ttl
 }
 
 func (w *work) have() []claims.Claim {
@@ -240,10 +259,11 @@ func (w *work) drop(c claims.Claim) {
 	}
 }
 
-// finishOrGiveBack finishes a task, or gives it back. The database decides whether that comes too late.
-func (w *work) finishOrGiveBack(ctx context.Context, t Task, result any, err error) {
+// finishOrGiveBack finishes a task, or gives it back. The database decides whether that comes too late. one is the context
+// of the task's func, and ctx that of all takes.
+func (w *work) finishOrGiveBack(ctx, one context.Context, t Task, result any, err error) {
 	logger := w.c.cfg.Logger.With("task", t.Claim.String(), "attempt", t.Claim.Attempt)
-	if overdue := errors.Is(context.Cause(ctx), claims.ErrOverdue); err != nil && ctx.Err() != nil && !overdue {
+	if overdue := errors.Is(context.Cause(one), claims.ErrOverdue); err != nil && one.Err() != nil && !overdue {
 		w.giveBack(ctx, logger, "abandon", t.Claim)
 		return
 	}
@@ -265,8 +285,8 @@ func (w *work) finishOrGiveBack(ctx context.Context, t Task, result any, err err
 }
 
 // giveBack gives a task back. It sends the request until it is answered: if the claim were dropped before that, the
-// next take would bring it again, and a request that arrives late would free the row beside its new func. Once ctx,
-// which is the func's, is done, no take brings the claim, so giveBack goes on for up to a TTL.
+// next take would bring it again, and a request that arrives late would free the row beside its new func. Once ctx
+// is done, there are no takes, so giveBack goes on for up to a TTL.
 func (w *work) giveBack(ctx context.Context, logger *slog.Logger, name string, c claims.Claim) {
 	sending, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()

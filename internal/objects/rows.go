@@ -43,6 +43,10 @@ type Taking struct {
 	Skip, Only []string // IDs; a nil Only is all rows
 	Filter
 
+	// Locked makes Ready return rows, too, that other transactions have locked. It then locks none itself, so that no
+	// statement that takes rows at that moment skips any because of it.
+	Locked bool
+
 	// Remote is set if this process doesn't know whether the session still has a record. If it has no
 	// record, the statement takes nothing and fails with [ErrEnded]. The claims expire after Lasts.
 	Remote bool
@@ -89,7 +93,7 @@ type Ending struct {
 	Done, Exhausted bool          // sets what the config says
 	After           time.Duration // keeps them from being taken for this long
 	Unused          bool          // takes back the attempts that were counted
-	Extend          bool          // frees nothing: the claims expire after After
+	Extend          bool          // frees nothing: the claims expire after After, unless they would expire later
 
 	// All says that none of the rows is freed if one of the claims has ended.
 	All bool
@@ -104,7 +108,7 @@ type Ending struct {
 func (how Ending) Set(after string) string {
 	switch {
 	case how.Extend:
-		return "{expires} = " + after
+		return "{expires} = CASE WHEN {expires} > " + after + " THEN {expires} ELSE " + after + " END"
 	case how.Done:
 		return "{session} = NULL{unexpired}{done}"
 	case how.Exhausted:

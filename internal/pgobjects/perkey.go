@@ -63,20 +63,15 @@ const (
 
 var takeRowsPerKeyFor = forRemote(takeRowsPerKey)
 
-// sendTake sends a statement that takes rows.
-func sendTake(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, text, where string, args []any, _ objects.Taking) ([]objects.Claim, error) {
-	return r.sendWhere(ctx, limit, 0, s, text, where, args, nil)
-}
-
-// takePerKey is sendTake for rows with a limit per key. If it gets none of the rows that it has found, because other sessions
+// takePerKey takes rows with a limit per key. If it gets none of the rows that it has found, because other sessions
 // have taken them or a transaction of the application has locked them, it looks for twice as many. If other transactions have
 // locked all keys, it waits for the lock of the first key while it holds none itself.
-func takePerKey(ctx context.Context, r *Rows, limit time.Duration, s *rowSetup, text, where string, args []any, take objects.Taking) ([]objects.Claim, error) {
+func (r *Rows) takePerKey(ctx context.Context, limit time.Duration, s *rowSetup, text, where string, args []any, take objects.Taking) ([]objects.Claim, error) {
 	const (
 		most     = 10 // then other callers get their turn
 		mostRows = 1000
 	)
-	looking := takeArgs(take)
+	looking := takeArgs(take) // the statement that looks has no time at which claims expire
 	lookWhere, err := take.In("$", len(looking))
 	if err != nil {
 		return nil, err

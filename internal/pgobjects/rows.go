@@ -111,8 +111,9 @@ const (
 			UPDATE {rows} SET {session} = $1, {token} = ` + nextRowToken + `{taken}
 			WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id}::text, {session}, {token}, {attempts}`
 	whichAreReady = `
-			SELECT {id}::text AS tenure_id, $1::text, 0::bigint, 0 ` + readyRows + ` ORDER BY {order} LIMIT $2`
-	freeRows = `
+			SELECT {id}::text AS tenure_id, $1::text, 0::bigint, 0 ` + readyRows + ` ORDER BY {order} LIMIT $2` + skipLocked
+	skipLocked = ` FOR NO KEY UPDATE SKIP LOCKED`
+	freeRows   = `
 			WITH tenure_locked AS MATERIALIZED (
 				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($2::text[]::{type}[]))) AND {session} IS NOT DISTINCT FROM $1
 					AND ({id}, coalesce({token}, 0)) IN (SELECT * FROM unnest($2::text[]::{type}[], $3::bigint[])){uncanceled}
@@ -230,16 +231,24 @@ func (r *Rows) TakeReady(ctx context.Context, take objects.Taking, limit time.Du
 		return nil, fmt.Errorf("%w: session %q has %d characters, and column %q of table %q holds %d (ALTER TABLE … ALTER COLUMN … TYPE text)",
 			objects.ErrInvalid, take.Session, n, r.cfg.Session, r.cfg.Table, s.sessionLength)
 	}
-	send, text := sendTake, takeRows
+	send := func(text string) ([]objects.Claim, error) {
+		args = append(args, take.Args...)
+		if r.cfg.PerKey != "" {
+			return r.takePerKey(ctx, limit, s, text, where, args, take)
+		}
+		return r.sendWhere(ctx, limit, 0, s, text, where, args, nil)
+	}
+	var found []objects.Claim
 	switch perKey := r.cfg.PerKey != ""; {
 	case perKey && take.Remote:
-		send, text = takePerKey, takeRowsPerKeyFor
+		found, err = send(takeRowsPerKeyFor)
 	case perKey:
-		send, text = takePerKey, takeRowsPerKey
+		found, err = send(takeRowsPerKey)
 	case take.Remote:
-		text = takeRowsFor
+		found, err = send(takeRowsFor)
+	default:
+		found, err = send(takeRows)
 	}
-	found, err := send(ctx, r, limit, s, text, where, append(args, take.Args...), take)
 	if take.Remote && slices.ContainsFunc(found, func(c objects.Claim) bool { return c.Token < 0 }) {
 		return nil, objects.ErrEnded
 	}
@@ -266,6 +275,9 @@ func given(ids []string) []string { return append([]string{}, ids...) }
 
 func (r *Rows) Ready(ctx context.Context, take objects.Taking, limit time.Duration) ([]string, error) {
 	text, args := whichAreReady, []any{"", take.N, given(take.Skip)}
+	if take.Locked {
+		text = strings.TrimSuffix(whichAreReady, skipLocked)
+	}
 	if r.cfg.PerKey != "" {
 		text, args = whichAreReadyPerKey, append(args, take.Only)
 	}
