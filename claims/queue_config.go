@@ -38,7 +38,7 @@ type QueueConfig struct {
 	Requested string
 
 	// Expires is a column with the time until which a claim of [Queue.TryTakeFor] stands. It is set to the
-	// database's time plus Deadline, and [Queue.Extend] sets it anew. A row whose time has passed is freed
+	// database's time plus [TakeOptions.Lasts], or else Deadline, and [Queue.Extend] sets it later. A row whose time has passed is freed
 	// within two PollIntervals while a session with a [Worker] of the queue runs, or calls wait in AwaitReady. In rows
 	// that a Worker takes it is NULL. The type is that of NotBefore. Optional; it needs Deadline.
 	Expires string
