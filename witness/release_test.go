@@ -157,7 +157,7 @@ func TestTheTimeForReleasesBeginsWhenTheProgramHasSettled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDead(t)
 		d.holds("lease", "web")
-		d.cfg.Settle = 2 * DefaultReleaseTimeout
+		d.cfg.Settle = 2 * defaultReleaseTimeout
 		require.GreaterOrEqual(t, d.dies(), d.cfg.Settle)
 		require.False(t, d.left("lease", "web"), d.log.String())
 	})
@@ -175,7 +175,7 @@ func TestManyKeysOfThePastDoNotHoldUpTheRelease(t *testing.T) {
 		for i := range 20 {
 			d.holds("lease", fmt.Sprint(i))
 		}
-		require.LessOrEqual(t, d.dies(), DefaultReleaseTimeout+time.Second)
+		require.LessOrEqual(t, d.dies(), defaultReleaseTimeout+time.Second)
 		require.False(t, d.left(objects.SessionType, "s"))
 		for i := range 20 {
 			require.False(t, d.left("lease", fmt.Sprint(i)))
@@ -228,7 +228,7 @@ func TestALogThatBlocksDelaysNoRelease(t *testing.T) {
 		time.Sleep(time.Minute)
 		ended := make(chan bool)
 		go func() { d.release(t.Context(), time.Now(), 137); close(ended) }()
-		time.Sleep(DefaultReleaseTimeout)
+		time.Sleep(defaultReleaseTimeout)
 		require.False(t, d.left("lease", "web"))
 		select {
 		case <-ended:
@@ -260,9 +260,9 @@ func TestAnAcquireThatIsCompletedAfterTheDeathIsFound(t *testing.T) {
 	for _, later := range []time.Duration{0, 50 * time.Millisecond, time.Second, 3 * time.Second / 2} {
 		synctest.Test(t, func(t *testing.T) {
 			d := newDead(t)
-			d.cfg.Young = DefaultYoung
+			d.cfg.Young = defaultYoung
 			d.acquire(tenure.Key{Type: "lease", ID: "web"}, later)
-			require.Less(t, d.dies(), DefaultReleaseTimeout)
+			require.Less(t, d.dies(), defaultReleaseTimeout)
 			time.Sleep(later)
 			require.False(t, d.left("lease", "web"), "completed after %v: %s", later, d.log.String())
 		})
@@ -356,7 +356,7 @@ func TestARestartDoesNotWaitForAnAcquireWhoseSessionWasEnded(t *testing.T) {
 func TestAYoungTermIsLeftToExpireIfItsAcquireWasAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, key := newDead(t), tenure.Key{Type: "lease", ID: "web"}
-		d.cfg.Young = DefaultYoung
+		d.cfg.Young = defaultYoung
 		d.keys.acquires(key, true) // whose answer was lost
 		d.acquire(key, 0)
 		synctest.Wait()

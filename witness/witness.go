@@ -29,8 +29,8 @@ import (
 
 // Defaults of [Config.Young] and [Config.ReleaseTimeout].
 const (
-	DefaultYoung          = 10 * time.Second
-	DefaultReleaseTimeout = 2 * time.Second
+	defaultYoung          = 10 * time.Second
+	defaultReleaseTimeout = 2 * time.Second
 )
 
 // Config configures a witness. Only Open must be set.
@@ -68,8 +68,8 @@ type Config struct {
 }
 
 func (cfg Config) withDefaults() (Config, error) {
-	cfg.Young = cmp.Or(cfg.Young, DefaultYoung)
-	cfg.ReleaseTimeout = cmp.Or(cfg.ReleaseTimeout, DefaultReleaseTimeout)
+	cfg.Young = cmp.Or(cfg.Young, defaultYoung)
+	cfg.ReleaseTimeout = cmp.Or(cfg.ReleaseTimeout, defaultReleaseTimeout)
 	cfg.Logger, _ = report.Logger(cmp.Or(cfg.Logger, slog.Default())) // a log that blocks must not keep leases from being released
 	if cfg.Env == nil {
 		cfg.Env = os.Environ()
