@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"strconv"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -65,9 +66,9 @@ Type=notify also NotifyAccess=all. It needs Linux.`,
 	flags.StringVar(&o.listen, "listen", "", "`PATH` of a socket, for programs that others start: see docs/witness.md")
 	flags.BoolVar(&o.drain, "drain", true, "on Postgres, end the sessions of the dead program before the release")
 	flags.DurationVar(&o.cfg.Settle, "settle", 0, "`TIME` to wait between the death and the release, for requests that the program had sent")
-	flags.DurationVar(&o.cfg.Young, "young", 0, "`TIME` that a term must have lasted when its process dies; a younger one is left to expire, so that a job that crashes its process does not crash one replica after the other (default 10s)")
+	flags.DurationVar(&o.cfg.Young, "young", 10*time.Second, "`TIME` that a term must have lasted when its process dies; a younger one is left to expire, so that a job that crashes its process does not crash one replica after the other")
 	flags.DurationVar(&o.cfg.StopTimeout, "stop-timeout", 0, "`TIME` from SIGTERM until witness kills the program, and releases (default never); less than the grace period of the container, so that a job that hangs hands over all the same")
-	flags.DurationVar(&o.cfg.ReleaseTimeout, "release-timeout", 0, "`TIME` after the program's end at which witness exits even if nothing could be released (default 2s)")
+	flags.DurationVar(&o.cfg.ReleaseTimeout, "release-timeout", 2*time.Second, "`TIME` after the program's end at which witness exits even if nothing could be released")
 	flags.BoolVar(&o.passStore, "pass-store", false, "leave TENURE_STORE in the program's environment")
 	flags.StringVar(&o.log, "log", "text", "json or text: `FORMAT` of the log")
 	return c
