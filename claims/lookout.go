@@ -19,11 +19,12 @@ type lookout struct {
 	ended chan struct{}
 }
 
-// telling is when calls were last told of rows of a source of which none has been taken since. It may be that none can be:
-// the application has locked them, or the database refuses them.
+// telling is when calls were last told of rows of a source. It is in vain if a call has found none that it could take since:
+// it may be that the application has locked them, or that the database refuses them.
 type telling struct {
 	source
-	at time.Time
+	at   time.Time
+	vain bool
 }
 
 // AwaitReady waits until there may be a row for a call of [Queue.TryTakeFor] with the same [TakeOptions.Where] and Args;
@@ -39,17 +40,17 @@ func (q *Queue) AwaitReady(ctx context.Context, where string, args ...any) error
 		return q.opError("await", err)
 	}
 	call := make(chan struct{})
-	defer q.leave(ctx, q.join(source{q, o.filter()}, call), call)
+	l := q.join(source{q, o.filter()}, call)
 	select {
 	case <-call:
-		return nil
 	case <-ctx.Done():
-		select {
-		case <-call: // otherwise no other call would be told of the row
-			return nil
-		default:
-			return q.opError("await", context.Cause(ctx))
-		}
+	}
+	q.leave(ctx, l, call)
+	select {
+	case <-call: // also if ctx is done: no other call has been told of the row
+		return nil
+	default:
+		return q.opError("await", context.Cause(ctx))
 	}
 }
 
@@ -99,22 +100,23 @@ func (q *Queue) lookOut(ctx context.Context, l *lookout) {
 		}
 	}()
 	var spurious pace.Limiter
-	pause, woken := q.pauseAfterTelling(l), false
+	pause, woken, found := q.pauseInVain(l), false, 0
 	for {
-		if pause > 0 {
-			inVain := woken && q.pauseAfterTelling(l) > 0
-			var ok bool
-			if woken, ok = pace.Await(ctx, hints.C(), spurious.IgnoreFor(inVain, min(coalesce, pause)), pause); !ok {
-				return
-			}
-		}
 		for _, w := range q.allWorkers() {
 			if waits[w] == nil {
 				waits[w] = w.s.sweeper.addWaiter(nil)
 			}
 		}
+		if pause > 0 {
+			inVain := woken && (found == 0 || q.pauseInVain(l) > 0)
+			var ok bool
+			if woken, ok = pace.Await(ctx, hints.C(), spurious.IgnoreFor(inVain, min(coalesce, pause)), pause); !ok {
+				return
+			}
+		}
 		q.freeExpired(ctx)
-		q.tell(l, q.anyReady(ctx, l))
+		found = q.anyReady(ctx, l)
+		q.tell(l, found)
 		pause = pace.Jitter(q.cfg.PollInterval)
 	}
 }
@@ -150,25 +152,29 @@ func (q *Queue) tell(l *lookout, n int) {
 	if n > 0 {
 		q.tellings = append(slices.DeleteFunc(q.tellings, func(t telling) bool {
 			return t.is(&l.source) || time.Since(t.at) > q.cfg.PollInterval
-		}), telling{l.source, time.Now()})
+		}), telling{source: l.source, at: time.Now()})
 	}
 }
 
-// pauseAfterTelling returns how long a lookout waits for hints before it looks again after calls were told in vain.
-func (q *Queue) pauseAfterTelling(l *lookout) time.Duration {
+// pauseInVain returns how long a lookout waits for hints before it looks again after calls were told in vain.
+func (q *Queue) pauseInVain(l *lookout) time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, t := range q.tellings {
-		if t.is(&l.source) {
+		if t.vain && t.is(&l.source) {
 			return q.cfg.PollInterval - time.Since(t.at)
 		}
 	}
 	return 0
 }
 
-// taken notes that rows of a source were taken.
-func (q *Queue) taken(of source) {
+// noteTried notes how many rows of a source a call has taken.
+func (q *Queue) noteTried(of source, taken int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.tellings = slices.DeleteFunc(q.tellings, func(t telling) bool { return t.is(&of) })
+	for i := range q.tellings {
+		if t := &q.tellings[i]; t.is(&of) {
+			t.vain = taken == 0
+		}
+	}
 }

@@ -207,3 +207,39 @@ func TestLockedRowsKeepNoCallFromTheRowsBehindThem(t *testing.T) {
 	got := testkit.Must(db.worker(claims.SessionConfig{}, tasks).rows.TryTakeFor(t.Context(), db.remote("r", time.Hour), claims.TakeOptions{N: 1}))
 	require.Equal(t, []string{"1202"}, takenIDs(got))
 }
+
+func TestAFloodOfHintsWithoutRowsCostsFewLooks(t *testing.T) {
+	cfg := effect
+	cfg.PollInterval = time.Second
+	inRowsBubble(t, cfg, 0, func(w *rowsWorld) {
+		a := w.start("a")
+		queue := w.rowsOf(a, cfg)
+		counted := &callCounts{}
+		a.fault(counted.hook)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		go func() {
+			for ctx.Err() == nil {
+				queue.Wake()
+				time.Sleep(time.Millisecond)
+			}
+		}()
+		require.ErrorIs(w, queue.AwaitReady(ctx, ""), context.DeadlineExceeded)
+		require.Less(w, counted.of("queue.ready"), 300)
+		a.fault(nil)
+	})
+}
+
+func TestEachCallIsToldWhileThereAreRows(t *testing.T) {
+	cfg := effect
+	cfg.PollInterval = time.Hour
+	inRowsBubble(t, cfg, 10, func(w *rowsWorld) {
+		a := w.start("a")
+		queue := w.rowsOf(a, cfg)
+		began := time.Now()
+		for range 3 { // each for a worker that has not begun to take rows yet
+			require.NoError(w, queue.AwaitReady(context.Background(), ""))
+		}
+		require.Less(w, time.Since(began), time.Second)
+	})
+}

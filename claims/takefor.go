@@ -34,10 +34,10 @@ func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) (
 		return err
 	})
 	if settlesIn(err) > 0 {
-		return nil, nil
+		err = nil
 	}
-	if len(got) > 0 {
-		q.taken(source{q, o.filter()})
+	if err == nil {
+		q.noteTried(source{q, o.filter()}, len(got))
 	}
 	return got, q.opError("take", err)
 }

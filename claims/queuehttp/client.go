@@ -48,10 +48,10 @@ type ClientConfig struct {
 //
 // All methods are safe for concurrent use.
 type Client struct {
-	cfg     ClientConfig
-	current atomic.Int64                  // the server that is asked next, counted over all rounds
-	failed  atomic.Pointer[clock.Reading] // when a request last was not answered
-	retries logtext.Retries
+	cfg      ClientConfig
+	current  atomic.Int64                  // the server that is asked next, counted over all rounds
+	lostTake atomic.Pointer[clock.Reading] // when a take last was not answered
+	retries  logtext.Retries
 }
 
 // NewClient returns a client. It does no I/O. A [tenure.ErrInvalid] names everything that is wrong with the
@@ -84,7 +84,7 @@ const (
 // waits until every fn has returned, gives their tasks back, and returns nil. Errors of servers do not end it.
 //
 // If fn returns no error, Serve finishes the task with the result, as JSON. Otherwise it gives the task back, to
-// be taken again after [claims.QueueConfig.Backoff], or at once if the context of fn is done. A fn that ends by
+// be taken again after [claims.QueueConfig.Backoff], or at once if the context of fn is done for another reason than its lease. A fn that ends by
 // [runtime.Goexit] counts as one that has returned an error. The context ends
 // when ctx is done, with the cause [tenure.ErrShutdown]; when the claim has ended, with [tenure.ErrLost]; when its lease
 // has run out, with [claims.ErrOverdue], which uses the task's attempt; and
@@ -107,7 +107,7 @@ func (c *Client) Serve(ctx context.Context, n int, fn func(ctx context.Context, 
 			continue
 		}
 		w := &work{c: c, n: n, fn: fn, session: *out.Session, ttl: time.Duration(out.Session.TTL),
-			has: make(map[claims.Claim]*running), dropped: make(chan struct{}, 1)}
+			has: make(map[claims.Claim]*begun), dropped: make(chan struct{}, 1)}
 		w.trust(sent)
 		c.cfg.Logger.Debug("began session", "session", w.session.ID)
 		w.run(ctx)
@@ -160,8 +160,9 @@ func (c *Client) send(ctx context.Context, limit time.Duration, name string, in 
 			c.retries.Reset()
 			return out, sent, err
 		}
-		now := clock.From(ctx)()
-		c.failed.Store(&now)
+		if now := clock.From(ctx)(); name == "take" {
+			c.lostTake.Store(&now)
+		}
 		if ctx.Err() != nil {
 			return out, sent, fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}

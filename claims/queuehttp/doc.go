@@ -33,15 +33,16 @@
 // A worker sends a heartbeat three times per ttl_seconds of its session. It trusts the session for ttl_seconds,
 // less a thirtieth, counted from just before it sent the last begin or heartbeat that was answered. After that
 // it stops its work. It sends one take at a time, with all claims that it has; if there is no task, the server
-// waits for one for up to a sixth of the TTL. It has a claim until its finish, nack or abandon is answered with
-// 200, 400 or 409, or until the answer to a heartbeat says that the claim has ended. Tasks whose answer was
-// lost come with the next take. A take that repeats one which was answered with no task is sent with "again", unless a
-// request of the last ttl_seconds was not answered: it waits with the others, and costs the database nothing.
+// waits for one for up to five seconds, or a sixth of the TTL if that is less. It has a claim until its finish, nack or abandon is answered with
+// 200, 400 or 409, except claims that the answer lists as refused, or until the answer to a heartbeat says that the claim has ended. Tasks whose answer was
+// lost come with the next take. A take that repeats one which was answered with no task is sent with "again": it waits with
+// the others, and costs the database nothing. But after a take that was not answered, one without "again" must have been
+// answered first that was sent at least ttl_seconds later.
 // A worker stops its work on a task when the lease that the take has answered, which includes the time that it waited, has
 // run out, less a thirtieth, counted from just before it sent the take, or the extend that was answered last.
 //
-// A worker without a task needs no session. It begins one when a wait has been answered with ready, which takes up to five
-// seconds, or a sixth of the TTL, and costs the database nothing while others wait as well.
+// A worker without a task needs no session. It begins one when a wait has been answered with ready, which takes as long as
+// a take and costs the database nothing while others wait as well.
 //
 // Nack gives tasks back and holds them back for a while, by default for [claims.QueueConfig.Backoff]. Abandon gives them
 // back for others to take at once. Extend, finish, nack and abandon apply to all of their claims, or to none. A finish of

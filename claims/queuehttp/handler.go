@@ -50,7 +50,7 @@ type Config struct {
 	// request. It decides which filters are allowed: what it refuses with [tenure.ErrInvalid] the worker is told. It is
 	// called for each take and wait, with nil if a worker sends no filter, so it can also go by what a handler in front of
 	// this one has put into ctx. What a worker sends belongs into args. Workers with different conditions are waited for
-	// separately, at the cost of a look per PollInterval each. Default: filters are refused.
+	// separately, at the cost of a look per PollInterval and per hint each. Default: filters are refused.
 	Filter func(ctx context.Context, filter map[string]string) (where string, args []any, err error)
 
 	Logger *slog.Logger // default slog.Default()
@@ -58,7 +58,7 @@ type Config struct {
 
 // Handler serves one queue. It has no access control: wrap it. It looks only at the last element of a request's
 // path, so it can be mounted anywhere. If the [http.Server] has a WriteTimeout, it must be longer than five seconds and
-// than a sixth of the TTL, for which a wait and a take may wait.
+// than half of the TTL, which a take may last.
 //
 // All methods are safe for concurrent use.
 type Handler struct {
@@ -106,7 +106,7 @@ func newHandler(store tenure.Store, queue *claims.Queue, cfg Config) (*Handler, 
 
 const (
 	maxBytes      = 4 << 20         // of a request's body; http.MaxBytesHandler in front of the handler sets a lower limit
-	longestWait   = 5 * time.Second // of a worker without a session
+	longestWait   = 5 * time.Second // for tasks
 	shortestLease = time.Second
 )
 
@@ -292,13 +292,18 @@ func (h *Handler) wanted(ctx context.Context, in request) (where string, args []
 	return where, args, err
 }
 
+// waiting returns the context of a request that waits for tasks.
+func (h *Handler) waiting(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, min(longestWait, h.cfg.TTL/6))
+}
+
 // wait waits for a task without a session, so that a worker that has nothing to do needs none.
 func (h *Handler) wait(ctx context.Context, in request) (answer, error) {
 	where, args, err := h.wanted(ctx, in)
 	if err != nil {
 		return answer{}, err
 	}
-	waiting, cancel := context.WithTimeout(ctx, min(longestWait, h.cfg.TTL/6))
+	waiting, cancel := h.waiting(ctx)
 	defer cancel()
 	if err = h.queue.AwaitReady(waiting, where, args...); err != nil && waiting.Err() != nil {
 		return answer{}, ctx.Err() // there is none yet
@@ -371,11 +376,15 @@ func (h *Handler) take(ctx context.Context, in request) (answer, error) {
 		take()
 	}
 	if err == nil && len(got) == 0 {
-		waiting, cancel := context.WithTimeout(ctx, h.cfg.TTL/6)
+		waiting, cancel := h.waiting(ctx)
 		defer cancel()
 		// Rows that an earlier statement, whose answer was lost, takes only now are returned by the next take.
-		if o.Have = nil; h.queue.AwaitReady(waiting, o.Where, o.Args...) == nil {
+		o.Have = nil
+		switch err = h.queue.AwaitReady(waiting, o.Where, o.Args...); {
+		case err == nil:
 			take()
+		case waiting.Err() != nil: // there is none yet
+			err = nil
 		}
 	}
 	if err != nil || len(got) == 0 {
@@ -440,7 +449,8 @@ func (h *Handler) finish(ctx context.Context, in request) (out answer, err error
 	if !in.Each {
 		return out, h.finishAll(ctx, in.Results)
 	}
-	return out, h.finishEach(ctx, in.Results, &out)
+	err = h.finishEach(ctx, in.Results, &out)
+	return out, err
 }
 
 // finishEach finishes the results that it can, and notes the others. If the config refuses some, it finishes each half by

@@ -408,3 +408,16 @@ func TestATaskWhoseLeaseIsOverWhenItArrivesIsNotBegun(t *testing.T) {
 		require.False(w, slow)
 	})
 }
+
+func TestATakeWhoseFilterIsInvalidIsRefusedAlsoWhenItWaits(t *testing.T) {
+	inBubble(t, func(w *world) {
+		h := w.handler(queuehttp.Config{TTL: ttl, Filter: func(context.Context, map[string]string) (string, []any, error) {
+			return "payload = $1", nil, nil
+		}})
+		_, s := ask(w.T, h, "begin", in{"holder": "w"})
+		for _, again := range []bool{false, true} {
+			status, _ := ask(w.T, h, "take", in{"session": s.Session, "n": 1, "again": again})
+			require.Equal(w, 400, status)
+		}
+	})
+}

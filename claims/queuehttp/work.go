@@ -35,12 +35,12 @@ type work struct {
 	searched clock.Reading // when the last take was sent that was answered and had the server search for lost tasks
 
 	mu       sync.Mutex // guards the fields below
-	has      map[claims.Claim]*running
+	has      map[claims.Claim]*begun
 	deadline clock.Reading // of the trust in the session
 }
 
-// running is a task whose func runs.
-type running struct {
+// begun is a task whose func runs.
+type begun struct {
 	end      context.CancelCauseFunc // ends the context of the func
 	deadline clock.Reading           // of the task's lease, if it has one; guarded by the work's mu
 }
@@ -164,15 +164,17 @@ func (w *work) take(ctx context.Context, lose context.CancelCauseFunc) (idle boo
 // begin begins work on a task that a take has brought, which was sent at that time.
 func (w *work) begin(ctx context.Context, t Task, sent clock.Reading, lease *seconds.Duration) {
 	one, end := context.WithCancelCause(ctx)
-	r := &running{end: end}
+	r := &begun{end: end}
 	w.mu.Lock()
 	w.has[t.Claim] = r
 	if lease != nil {
 		r.deadline = sent.Add(trusted(time.Duration(*lease)))
 	}
 	w.mu.Unlock()
-	if lease != nil && w.leaseLeft(ctx, r) <= 0 { // the answer came late, and others may have the task by now
-		w.running.Go(func() { defer w.drop(t.Claim); w.giveBack(ctx, w.c.cfg.Logger, "abandon", t.Claim) })
+	if lease != nil && w.leaseLeft(ctx, r) <= 0 { // others may have the task by now
+		logger := w.c.cfg.Logger.With("task", t.Claim.String(), "attempt", t.Claim.Attempt)
+		logger.Warn("the lease of a task had run out when its answer came; giving it back")
+		w.running.Go(func() { defer w.drop(t.Claim); w.giveBack(ctx, logger, "nack", t.Claim) })
 		return
 	}
 	works, returned := context.WithCancel(one)
@@ -196,7 +198,7 @@ func (w *work) begin(ctx context.Context, t Task, sent clock.Reading, lease *sec
 }
 
 // leaseLeft returns for how long the lease of a task may still be trusted.
-func (w *work) leaseLeft(ctx context.Context, r *running) time.Duration {
+func (w *work) leaseLeft(ctx context.Context, r *begun) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return r.deadline.Until(clock.From(ctx)())
@@ -204,7 +206,7 @@ func (w *work) leaseLeft(ctx context.Context, r *running) time.Duration {
 
 // untilOverdue ends the context of a func when the lease of its task has run out. As watch does, it looks more often than
 // a timer would fire.
-func (w *work) untilOverdue(works context.Context, c claims.Claim, r *running) {
+func (w *work) untilOverdue(works context.Context, c claims.Claim, r *begun) {
 	for {
 		left := w.leaseLeft(works, r)
 		if left <= 0 {
@@ -219,7 +221,7 @@ func (w *work) untilOverdue(works context.Context, c claims.Claim, r *running) {
 }
 
 // extend extends the lease of a task.
-func (w *work) extend(ctx context.Context, c claims.Claim, r *running, d time.Duration) error {
+func (w *work) extend(ctx context.Context, c claims.Claim, r *begun, d time.Duration) error {
 	_, sent, err := w.c.send(ctx, w.ttl/6, "extend", request{Claims: []claims.Claim{c}, Lease: (*seconds.Duration)(&d)})
 	if errors.Is(err, tenure.ErrLost) {
 		r.end(tenure.ErrLost)
@@ -238,7 +240,7 @@ func (w *work) extend(ctx context.Context, c claims.Claim, r *running, d time.Du
 // knowsAll reports whether the session can't own tasks whose answer was lost: the server has searched for them since no
 // take can arrive any more that was not answered.
 func (w *work) knowsAll() bool {
-	failed := w.c.failed.Load()
+	failed := w.c.lostTake.Load()
 	return failed == nil || w.searched.Mono.Sub(failed.Mono) >= w.ttl
 }
 

@@ -111,7 +111,7 @@ const (
 			UPDATE {rows} SET {session} = $1, {token} = ` + nextRowToken + `{taken}
 			WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id}::text, {session}, {token}, {attempts}`
 	whichAreReady = `
-			SELECT {id}::text AS tenure_id, $1::text, 0::bigint, 0 ` + readyRows + ` ORDER BY {order} LIMIT $2` + skipLocked
+			SELECT {id}::text AS tenure_id, $1::text, 0::bigint, 0 ` + readyRows + ` ORDER BY {order} LIMIT $2`
 	skipLocked = ` FOR NO KEY UPDATE SKIP LOCKED`
 	freeRows   = `
 			WITH tenure_locked AS MATERIALIZED (
@@ -231,23 +231,21 @@ func (r *Rows) TakeReady(ctx context.Context, take objects.Taking, limit time.Du
 		return nil, fmt.Errorf("%w: session %q has %d characters, and column %q of table %q holds %d (ALTER TABLE … ALTER COLUMN … TYPE text)",
 			objects.ErrInvalid, take.Session, n, r.cfg.Session, r.cfg.Table, s.sessionLength)
 	}
-	send := func(text string) ([]objects.Claim, error) {
-		args = append(args, take.Args...)
-		if r.cfg.PerKey != "" {
-			return r.takePerKey(ctx, limit, s, text, where, args, take)
-		}
-		return r.sendWhere(ctx, limit, 0, s, text, where, args, nil)
+	args = append(args, take.Args...)
+	perKey, text := r.cfg.PerKey != "", takeRows
+	switch {
+	case perKey && take.Remote:
+		text = takeRowsPerKeyFor
+	case perKey:
+		text = takeRowsPerKey
+	case take.Remote:
+		text = takeRowsFor
 	}
 	var found []objects.Claim
-	switch perKey := r.cfg.PerKey != ""; {
-	case perKey && take.Remote:
-		found, err = send(takeRowsPerKeyFor)
-	case perKey:
-		found, err = send(takeRowsPerKey)
-	case take.Remote:
-		found, err = send(takeRowsFor)
-	default:
-		found, err = send(takeRows)
+	if perKey {
+		found, err = r.takePerKey(ctx, limit, s, text, where, args, take)
+	} else {
+		found, err = r.sendWhere(ctx, limit, 0, s, text, where, args, nil)
 	}
 	if take.Remote && slices.ContainsFunc(found, func(c objects.Claim) bool { return c.Token < 0 }) {
 		return nil, objects.ErrEnded
@@ -275,8 +273,8 @@ func given(ids []string) []string { return append([]string{}, ids...) }
 
 func (r *Rows) Ready(ctx context.Context, take objects.Taking, limit time.Duration) ([]string, error) {
 	text, args := whichAreReady, []any{"", take.N, given(take.Skip)}
-	if take.Locked {
-		text = strings.TrimSuffix(whichAreReady, skipLocked)
+	if !take.Locked {
+		text += skipLocked
 	}
 	if r.cfg.PerKey != "" {
 		text, args = whichAreReadyPerKey, append(args, take.Only)
