@@ -218,12 +218,14 @@ func TestAFloodOfHintsWithoutRowsCostsFewLooks(t *testing.T) {
 		a.fault(counted.hook)
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		go func() {
+		var waking sync.WaitGroup
+		defer waking.Wait()
+		waking.Go(func() {
 			for ctx.Err() == nil {
 				queue.Wake()
 				time.Sleep(time.Millisecond)
 			}
-		}()
+		})
 		require.ErrorIs(w, queue.AwaitReady(ctx, ""), context.DeadlineExceeded)
 		require.Less(w, counted.of("queue.ready"), 300)
 		a.fault(nil)

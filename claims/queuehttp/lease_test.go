@@ -335,13 +335,17 @@ func TestALeaseBeginsWhenItsTaskIsTaken(t *testing.T) {
 	})
 }
 
-// A take arrives late, after the worker has got another task by its next try, and is full for longer than a TTL.
+// A take arrives almost a TTL late, when the takes that search for its tasks have ended.
 func TestATakeThatArrivesLateLosesNoTask(t *testing.T) {
 	inBubble(t, func(w *world) {
 		l, armed := w.wire(1), atomic.Bool{}
 		l.fail(func(r *http.Request, send func() *http.Response) (*http.Response, error) {
 			if path.Base(r.URL.Path) == "take" && armed.CompareAndSwap(true, false) {
-				l.carries.Go(func() { time.Sleep(3 * time.Second); send() })
+				l.carries.Go(func() {
+					time.Sleep(24 * time.Second)
+					time.AfterFunc(3*time.Second, func() { w.add(2, 2) }) // by then it has waited longest
+					send()
+				})
 				return nil, errCut
 			}
 			return send(), nil
@@ -349,24 +353,18 @@ func TestATakeThatArrivesLateLosesNoTask(t *testing.T) {
 		w.add(1, 1)
 		hang := make(chan struct{})
 		w.serve(l, 2, func(_ context.Context, t queuehttp.Task) (any, error) {
-			switch t.Claim.Key.ID {
-			case "1": // the session goes on
+			if t.Claim.Key.ID == "1" { // the session goes on
 				<-hang
-			case "2":
-				time.Sleep(10 * ttl)
 			}
 			return 1, nil
 		})
 		time.Sleep(3 * ttl)
 		armed.Store(true)
-		for armed.Load() {
-			time.Sleep(time.Millisecond)
-		}
-		w.add(2, 3)
-		time.Sleep(20 * ttl)
-		require.Equal(w, 2, w.count(countDone))
+		time.Sleep(2 * ttl)
+		require.False(w, armed.Load())
+		require.Equal(w, 1, w.count(countDone))
 		close(hang)
-		w.awaitCount(3, countDone)
+		w.awaitCount(2, countDone)
 	})
 }
 
@@ -401,7 +399,10 @@ func TestATaskWhoseLeaseIsOverWhenItArrivesIsNotBegun(t *testing.T) {
 		})
 		w.add(1, 1)
 		w.serveAs(queuehttp.ClientConfig{Lease: 2 * time.Second}, l, 1, func(ctx context.Context, t queuehttp.Task) (any, error) {
-			return 1, context.Cause(ctx)
+			if time.Sleep(time.Millisecond); ctx.Err() != nil {
+				w.Errorf("task %s is begun: %v", t.Claim.Key.ID, context.Cause(ctx))
+			}
+			return 1, nil
 		})
 		w.awaitCount(1, countDone)
 		require.LessOrEqual(w, w.count(`SELECT attempts FROM tasks`), 2)
