@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"path"
 	"slices"
 	"sync/atomic"
@@ -332,6 +333,7 @@ func TestALeaseBeginsWhenItsTaskIsTaken(t *testing.T) {
 		require.Less(w, receive(w, begun), 4900*time.Millisecond)
 		require.NoError(w, receive(w, causes))
 		w.awaitCount(2, countDone)
+		require.Equal(w, 1, w.count(`SELECT attempts FROM tasks WHERE id = 2`))
 	})
 }
 
@@ -344,7 +346,7 @@ func TestATakeThatArrivesLateLosesNoTask(t *testing.T) {
 				l.carries.Go(func() {
 					time.Sleep(24 * time.Second)
 					time.AfterFunc(3*time.Second, func() { w.add(2, 2) }) // by then it has waited longest
-					send()
+					l.servers[r.URL.Host].ServeHTTP(httptest.NewRecorder(), r.WithContext(context.WithoutCancel(r.Context())))
 				})
 				return nil, errCut
 			}
