@@ -48,9 +48,9 @@ func TestAStoreInABucketKeepsTheContract(t *testing.T) {
 	keepsContract(t, start(t).ClientURL())
 }
 
-// The last versions that the module proxy has of 2.11, the oldest accepted, and of 2.10.
+// The oldest version that is accepted, and one that is refused.
 const (
-	oldest = "v2.11.17"
+	oldest = "v2.11.2"
 	tooOld = "v2.10.27"
 )
 
@@ -66,7 +66,16 @@ func TestABucketOnAnOlderServerKeepsTheContract(t *testing.T) {
 	defer store.Close()
 	err = store.Migrate(t.Context())
 	require.ErrorIs(t, err, tenure.ErrSetup, "a stream of the store's own layout needs atomic batches")
-	require.ErrorContains(t, err, "with Config.Bucket, 2.11 is enough")
+	require.ErrorContains(t, err, "with Config.Bucket, 2.11.2 is enough")
+
+	// The first entry of the bucket, which the lease never writes again, is where older servers lose all of them.
+	kept := openOn(t, connect(t, c.url), natstenure.Config{Bucket: "kept"})
+	lease := testkit.NewLease(t, kept, tenure.LeaseConfig{TTL: time.Hour})
+	term := testkit.MustAcquire(t, lease)
+	require.NoError(t, lease.Renew(t.Context(), term))
+	c.kill()
+	c.start(t)
+	testkit.Await(t, "the lease is renewed", func() bool { return lease.Renew(t.Context(), term) == nil })
 
 	var jobs testkit.Jobs
 	const ttl = 3 * time.Second

@@ -72,19 +72,19 @@ func (s *Store) streamConfig() jetstream.StreamConfig {
 	}
 }
 
-// oldServer refuses a server whose atomic batches can't be relied on. A bucket needs 2.11: if a
-// 2.10 server is killed, an entry that it had acknowledged can be gone, as if the lease had never
-// been held, and its replicas can differ.
+// oldServer refuses a server whose atomic batches can't be relied on. A bucket needs 2.11.2: when a server of 2.10.27, 2.11.1
+// or before restarts, it deletes all entries of a bucket that Migrate has created, if the first one was never written again.
+// See https://github.com/nats-io/nats-server/pull/6753.
 func (s *Store) oldServer() error {
-	is, oldest, remedy := [2]int{}, [2]int{2, 12}, "; for a store with Config.Bucket, 2.11 is enough"
+	is, oldest, remedy := [3]int{}, [3]int{2, 12, 0}, "; for a store with Config.Bucket, 2.11.2 is enough"
 	if s.cfg.Bucket != "" {
-		oldest, remedy = [2]int{2, 11}, ""
+		oldest, remedy = [3]int{2, 11, 2}, ""
 	}
 	version := s.nc.ConnectedServerVersion()
-	if _, err := fmt.Sscanf(version, "%d.%d", &is[0], &is[1]); err != nil || slices.Compare(is[:], oldest[:]) >= 0 {
+	if _, err := fmt.Sscanf(version, "%d.%d.%d", &is[0], &is[1], &is[2]); err != nil || slices.Compare(is[:], oldest[:]) >= 0 {
 		return nil // without a connection, the next call returns the error
 	}
-	return fmt.Errorf("%w: the server has version %s and must have %d.%d or later%s", tenure.ErrSetup, version, oldest[0], oldest[1], remedy)
+	return fmt.Errorf("%w: the server has version %s and must have %d.%d.%d or later%s", tenure.ErrSetup, version, oldest[0], oldest[1], oldest[2], remedy)
 }
 
 // ready returns the stream after it has been checked once.

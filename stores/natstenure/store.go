@@ -27,7 +27,7 @@ type Config struct {
 
 	// Bucket is the name of a key-value bucket that keeps the objects instead of a stream with the
 	// store's own layout, so that programs that know buckets can show them: a lease is the entry
-	// o.TYPE.ID. Servers of version 2.11 suffice. In exchange, writes can't be fenced. Migrate
+	// o.TYPE.ID. Servers of version 2.11.2 suffice. In exchange, writes can't be fenced. Migrate
 	// creates the bucket if it is missing; other keys in it do no harm. Bucket and Stream must not
 	// both be set.
 	Bucket string

@@ -149,8 +149,9 @@ func TestAServerThatIsTooOldIsRefused(t *testing.T) {
 		cfg     natstenure.Config
 		wants   string // of the error; empty: none
 	}{
-		{"2.11.9", natstenure.Config{}, "2.12"}, {"2.12.0", natstenure.Config{}, ""}, {"3.0.1", natstenure.Config{}, ""},
-		{"2.10.27", natstenure.Config{Bucket: "b"}, "2.11"}, {"2.11.0", natstenure.Config{Bucket: "b"}, ""},
+		{"2.11.9", natstenure.Config{}, "2.12.0"}, {"2.12.0", natstenure.Config{}, ""}, {"3.0.1", natstenure.Config{}, ""},
+		{"2.10.27", natstenure.Config{Bucket: "b"}, "2.11.2"}, {"2.11.1", natstenure.Config{Bucket: "b"}, "2.11.2"},
+		{"2.11.2", natstenure.Config{Bucket: "b"}, ""}, {"2.14.0-preview.1", natstenure.Config{Bucket: "b"}, ""},
 	} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
