@@ -173,7 +173,7 @@ func (w *work) begin(ctx context.Context, t Task, sent clock.Reading, lease *sec
 	w.mu.Unlock()
 	if lease != nil && w.leaseLeft(ctx, r) <= 0 { // others may have the task by now
 		logger := w.c.cfg.Logger.With("task", t.Claim.String(), "attempt", t.Claim.Attempt)
-		logger.Warn("the lease of a task had run out when its answer came; giving it back")
+		logger.Warn("the lease of a task had run out; giving it back")
 		w.running.Go(func() { defer w.drop(t.Claim); w.giveBack(ctx, logger, "nack", t.Claim) })
 		return
 	}
