@@ -2,7 +2,6 @@ package mysqltenure
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -16,8 +15,9 @@ const shortestRetry, longestRetry = 20 * time.Millisecond, time.Second
 type bell struct {
 	bells   *bells
 	key     tenure.Key
-	stop    context.CancelFunc // nil: there is no goroutine, and the bell is never live
-	changed chan struct{}      // has room for one: own has changed
+	mayRing bool // it has a connection of its own
+	stop    context.CancelFunc
+	changed chan struct{} // has room for one: own has changed
 
 	mu   sync.Mutex
 	subs []*subscription
@@ -29,18 +29,13 @@ type bell struct {
 func (b *bell) run(ctx context.Context) {
 	for pause := shortestRetry; ; pause = min(2*pause, longestRetry) {
 		err := b.listen(ctx)
-		if b.setLive(false) {
+		if b.breaks() {
 			pause = shortestRetry
-		}
-		logger := b.bells.cfg.Logger.With("key", b.key.String(), "error", err)
-		if errors.Is(err, errNoBells) {
-			b.bells.silent.Do(func() { logger.Warn("standbys are not woken by a release, and poll") })
-			<-ctx.Done()
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		logger.Debug("watch broke; retrying")
+		b.bells.cfg.Logger.Debug("watch broke; retrying", "key", b.key.String(), "error", err)
 		if storekit.Pause(ctx, pause) != nil {
 			return
 		}
@@ -85,13 +80,25 @@ func (b *bell) wakeAll() {
 	}
 }
 
-// setLive says whether hints arrive from now on, and returns whether they did before. It wakes the subscribers if
-// that changes.
-func (b *bell) setLive(live bool) (was bool) {
+// sees wakes the subscribers once, if the object has changed, or if hints did not arrive before. It reports whether it
+// did.
+func (b *bell) sees(changed bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	was = b.live
-	if b.live = live; live != was {
+	changed = changed || !b.live
+	b.live = true
+	if changed {
+		b.wakeAll()
+	}
+	return changed
+}
+
+// breaks says that no hints arrive, and reports whether they did before.
+func (b *bell) breaks() (was bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if was = b.live; was {
+		b.live = false
 		b.wakeAll()
 	}
 	return was

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/storekit"
@@ -27,7 +28,7 @@ type bells struct {
 
 	mu    sync.Mutex
 	byKey map[tenure.Key]*bell
-	rings int // how many of them have a goroutine
+	rings int // how many of them have a connection
 }
 
 func newBells(s *shared) *bells {
@@ -44,23 +45,25 @@ func (b *bells) close() {
 	b.ends.Wait()
 }
 
-// Watch watches an object. A subscription is live while a bell tells of releases: see the type listener. It needs a
-// connection, which all subscriptions of this store to the object share. There is none, and the subscriber has to
-// poll, beyond four objects, where several servers accept writes, behind a proxy that shares connections, and while the
-// process that has written the object does not watch it itself. A change of other content is noticed within some
-// seconds.
+// Watch watches an object. All subscriptions of this store to the object share what it costs: a connection, on which
+// it waits. They are woken at once when another process that watches the object too deletes it, or replaces what it has
+// written itself; within a second by other changes; and within five by Wake. Beyond four objects, where several servers
+// accept writes, and behind a proxy that shares connections, the store looks for changes twice a second instead, or
+// more seldom if there are more than fifty objects.
 func (s *Store) Watch(key tenure.Key) tenure.Subscription {
 	b := s.bells
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	of := b.byKey[key]
 	if of == nil {
-		of = &bell{bells: b, key: key, changed: make(chan struct{}, 1)}
+		of = &bell{bells: b, key: key, changed: make(chan struct{}, 1), stop: func() {}}
 		b.byKey[key] = of
-		if b.closed.Err() == nil && b.rings < mostBells && !s.server.hasManyWriters() && s.pools.bellsFit() {
+		if b.closed.Err() == nil {
+			if of.mayRing = b.rings < mostBells && !s.server.hasManyWriters() && s.pools.bellsFit(); of.mayRing {
+				b.rings++
+			}
 			var ctx context.Context
 			ctx, of.stop = context.WithCancel(b.closed)
-			b.rings++
 			b.ends.Go(func() { of.run(ctx) })
 		}
 	}
@@ -69,6 +72,13 @@ func (s *Store) Watch(key tenure.Key) tenure.Subscription {
 	defer of.mu.Unlock()
 	of.subs = append(of.subs, sub)
 	return sub
+}
+
+// pollRest returns how long to rest between two looks at an object without a bell.
+func (b *bells) pollRest() time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return max(pollEvery, time.Duration(len(b.byKey))*pollApart)
 }
 
 // unwatch ends a subscription.
@@ -83,8 +93,8 @@ func (b *bells) unwatch(sub *subscription) {
 		return
 	}
 	delete(b.byKey, of.key)
-	if of.stop != nil {
-		of.stop()
+	of.stop()
+	if of.mayRing {
 		b.rings--
 	}
 }
@@ -117,23 +127,24 @@ func (b *bells) name(key tenure.Key, payload []byte) string {
 	return fmt.Sprintf("tenure.%.40x", hash.Sum(nil))
 }
 
-var errNoBells = errors.New("a named lock of one connection is not seen on another: is there a proxy that shares connections?")
-
-// ring makes sure that named locks work.
-func (b *bells) ring(ctx context.Context, conn *sql.Conn) error {
+// ring reports whether a named lock of the connection is seen on another one. The first time that it is not, it logs that.
+func (b *bells) ring(ctx context.Context, conn *sql.Conn) (bool, error) {
 	name := "tenure.test." + rand.Text()
 	var got, seen sql.NullInt64
 	if err := conn.QueryRowContext(ctx, "SELECT GET_LOCK(?, 0)", name).Scan(&got); err != nil {
-		return err
+		return false, err
 	}
-	if err := b.pools.bells.QueryRowContext(ctx, "SELECT IS_USED_LOCK(?)", name).Scan(&seen); err != nil {
-		return err
+	if err := b.pools.calls.QueryRowContext(ctx, "SELECT IS_USED_LOCK(?)", name).Scan(&seen); err != nil {
+		return false, err
 	}
 	if got.Int64 != 1 || !seen.Valid {
-		return errNoBells
+		b.silent.Do(func() {
+			b.cfg.Logger.Warn("a named lock of one connection is not seen on another, so standbys are woken by polling: is there a proxy that shares connections?")
+		})
+		return false, nil
 	}
 	_, err := conn.ExecContext(ctx, "DO RELEASE_LOCK(?)", name)
-	return err
+	return true, err
 }
 
 // DeleteAndWake is [Store.DeleteIf].

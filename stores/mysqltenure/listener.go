@@ -12,18 +12,23 @@ import (
 const (
 	listenFor = 5 * time.Second // at once; servers log queries that take ten as slow
 	lookEvery = time.Second     // while there is no bell to wait for
+	pollEvery = time.Second / 2 // where there are no bells
+	pollApart = 10 * time.Millisecond
 )
 
 // listener waits on a connection for what becomes of an object. The process that has written it has its bell, a named
 // lock, on its own connection. All others wait for that lock, and get it, one after the other, when the object is
 // deleted, is replaced by another process, or when the first process dies, which ends its connection. The bell only
-// says when to look: what there is, the table decides. So it does not matter when a listener comes, or that the
-// server knows nothing of the bell in the moment between two holders.
+// says when to look: what there is, the table decides. So it does not matter when a listener comes, or that nobody has
+// the bell in the moment between two holders. If nobody has it for longer, the writer does not watch, and the listener
+// looks each second. Where there are no bells, it only looks.
 type listener struct {
 	*bell
-	conn  *sql.Conn
+	conn  querier
+	rings bool
 	last  sight
 	held  string // the name of the lock that the connection has; empty: none
+	mine  bool   // it is the bell of what this process has written
 	pause time.Duration
 }
 
@@ -36,16 +41,19 @@ type sight struct {
 
 // listen listens until its connection breaks, or its context ends.
 func (b *bell) listen(ctx context.Context) error {
-	conn, err := b.bells.pools.bells.Conn(ctx)
-	if err != nil {
-		return err
+	l := &listener{bell: b, conn: b.bells.pools.calls}
+	if b.mayRing {
+		conn, err := b.bells.pools.bells.Conn(ctx)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		defer conn.Raw(func(any) error { return driver.ErrBadConn }) // not to be used again: it may have the lock
+		if l.rings, err = b.bells.ring(ctx, conn); err != nil {
+			return err
+		}
+		l.conn = conn
 	}
-	defer conn.Close()
-	defer conn.Raw(func(any) error { return driver.ErrBadConn }) // not to be used again: it has the lock
-	if err := b.bells.ring(ctx, conn); err != nil {
-		return err
-	}
-	l := &listener{bell: b, conn: conn}
 	for {
 		rest, err := l.step(ctx)
 		if err != nil {
@@ -66,7 +74,7 @@ func (b *bell) listen(ctx context.Context) error {
 // step looks at the object, and takes its bell, or waits for it. It returns how long to rest before the next step.
 func (l *listener) step(ctx context.Context) (rest time.Duration, err error) {
 	own := l.ownName()
-	if own == "" { // rings at once, before it looks
+	if own == "" && l.mine { // rings at once, before it looks
 		if err := l.release(ctx); err != nil {
 			return 0, err
 		}
@@ -75,71 +83,70 @@ func (l *listener) step(ctx context.Context) (rest time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if is != l.last {
+	if l.sees(is != l.last) {
 		l.last, l.pause = is, shortestRetry
-		l.wake()
 	}
-	if is.bell != "" && is.bell == own {
-		l.setLive(true)
+	switch {
+	case !l.rings:
+		return l.bells.pollRest(), nil
+	case is.bell != "" && is.bell == own:
 		return lookEvery, l.take(ctx, own)
 	}
+	nobodys := l.held == is.bell // what this connection has waited for is still there
 	if err := l.release(ctx); err != nil {
 		return 0, err
 	}
-	if is.bell == "" {
-		l.setLive(true)
+	switch {
+	case is.bell == "":
 		return lookEvery, nil
-	}
-	return l.await(ctx, is.bell)
-}
-
-// await waits for the bell of what another process has written. If nobody has that, its writer is gone, or does not
-// watch.
-func (l *listener) await(ctx context.Context, name string) (rest time.Duration, err error) {
-	var holder, got sql.NullInt64
-	if err := l.conn.QueryRowContext(ctx, "SELECT IS_USED_LOCK(?)", name).Scan(&holder); err != nil {
-		return 0, err
-	}
-	l.setLive(holder.Valid)
-	if !holder.Valid {
+	case nobodys:
 		rest, l.pause = l.pause, min(2*l.pause, lookEvery)
 		return rest, nil
 	}
-	if err := l.conn.QueryRowContext(ctx, "SELECT GET_LOCK(?, ?)", name, listenFor.Seconds()).Scan(&got); err != nil {
-		return 0, err
-	}
-	if got.Int64 == 1 {
-		l.held = name
-		l.wake()
-		err = l.release(ctx) // for the next one
-	}
+	_, err = l.lock(ctx, is.bell, listenFor)
 	return 0, err
 }
 
 // take makes a bell this process's, in place of the one that it had. The new one comes first, so that whoever the old
-// one wakes finds it.
+// one wakes finds it. It may be a moment until those that find the new one free have let go of it.
 func (l *listener) take(ctx context.Context, name string) error {
-	if l.held == name {
-		return nil
+	if l.held != name {
+		before := l.held
+		got, err := l.lock(ctx, name, lookEvery)
+		if err != nil || !got { // a connection of before that has just broken still has it
+			return err
+		}
+		if err := l.unlock(ctx, before); err != nil {
+			return err
+		}
 	}
+	l.mine = true
+	return nil
+}
+
+// lock waits for a lock, and reports whether the connection has it.
+func (l *listener) lock(ctx context.Context, name string, longest time.Duration) (bool, error) {
 	var got sql.NullInt64
-	if err := l.conn.QueryRowContext(ctx, "SELECT GET_LOCK(?, 0)", name).Scan(&got); err != nil {
-		return err
+	err := l.conn.QueryRowContext(ctx, "SELECT GET_LOCK(?, ?)", name, longest.Seconds()).Scan(&got)
+	if err == nil && got.Int64 == 1 {
+		l.held, l.mine = name, false
+		return true, nil
 	}
-	err := l.release(ctx)
-	if got.Int64 == 1 { // otherwise a connection of before that has just broken still has it
-		l.held = name
-	}
+	return false, err
+}
+
+// release lets go of the lock that the connection has, if it has one.
+func (l *listener) release(ctx context.Context) error {
+	err := l.unlock(ctx, l.held)
+	l.held, l.mine = "", false
 	return err
 }
 
-// release rings the bell that this process has, if it has one.
-func (l *listener) release(ctx context.Context) error {
-	if l.held == "" {
+func (l *listener) unlock(ctx context.Context, name string) error {
+	if name == "" {
 		return nil
 	}
-	_, err := l.conn.ExecContext(ctx, "DO RELEASE_LOCK(?)", l.held)
-	l.held = ""
+	_, err := l.conn.ExecContext(ctx, "DO RELEASE_LOCK(?)", name)
 	return err
 }
 
