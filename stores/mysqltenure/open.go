@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"database/sql"
-	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -83,14 +82,16 @@ func open(ctx context.Context, dsn string, cfg Config) (*Store, error) {
 	}
 	store, err := newOn(ctx, first, cfg)
 	if err != nil {
-		return nil, errors.Join(err, first.close())
+		first.close()
+		return nil, err
 	}
+	defer store.Close()
 	// Once more, because which variables a session has depends on the server.
 	p, err := openPools(config, store.server.settings())
 	if err != nil {
-		return nil, errors.Join(err, store.Close())
+		return nil, fmt.Errorf("%w: the driver refuses the settings (%w)", tenure.ErrInvalid, err)
 	}
-	return newStore(p, cfg, store.server), store.Close()
+	return newStore(p, cfg, store.server), nil
 }
 
 const dialTimeout = 5 * time.Second

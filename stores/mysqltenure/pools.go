@@ -2,7 +2,6 @@ package mysqltenure
 
 import (
 	"database/sql"
-	"errors"
 
 	"github.com/go-sql-driver/mysql"
 )
@@ -53,9 +52,9 @@ func (p pools) bellsFit() bool {
 	return most == 0 || most >= 2*(mostBells+1)
 }
 
-func (p pools) close() error {
-	if !p.owned {
-		return nil
+// close closes what the caller has not opened. An error would be of a connection that is broken already.
+func (p pools) close() {
+	if p.owned {
+		_, _, _ = p.calls.Close(), p.bells.Close(), p.app.Close()
 	}
-	return errors.Join(p.calls.Close(), p.bells.Close(), p.app.Close())
 }

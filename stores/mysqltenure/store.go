@@ -77,8 +77,9 @@ func (s *Store) Lineage(context.Context) (tenure.Lineage, error) { return tenure
 // database remain open.
 func (s *Store) Close() error {
 	s.bells.close()
+	s.pools.close()
 	storekit.Flush(s.cfg.Logger)
-	return s.pools.close()
+	return nil
 }
 
 // querier is a pool, a connection or a transaction.
