@@ -156,7 +156,7 @@ func (s *Store) DeleteAndWake(ctx context.Context, key tenure.Key, cond tenure.W
 // this object's bell, within five.
 func (s *Store) Wake(ctx context.Context, key tenure.Key) (err error) {
 	defer storekit.OpError(ctx, &err, "mysqltenure: wake", key)
-	if err := errors.Join(key.Validate(), ctx.Err(), checkLengths(key, "")); err != nil {
+	if err := errors.Join(key.Validate(), ctx.Err(), s.checkLengths(tenure.Object{Key: key})); err != nil {
 		return err
 	}
 	ctx, cancel := storekit.WithLimit(ctx, requestTimeout)

@@ -24,9 +24,7 @@ const (
 	errTableAccess    = 1142
 	errColumnAccess   = 1143
 	errNoTable        = 1146
-	errPacket         = 1153
 	errDeadlock       = 1213
-	errTooLong        = 1406
 	errChanged        = 1020 // a row has been changed since the transaction's snapshot
 	errOutOfRange     = 1690
 	errCertification  = 3101 // group replication has rolled the transaction back
@@ -51,9 +49,6 @@ func explained(err error) error {
 		if err != nil && strings.Contains(err.Error(), "sql: database is closed") { // database/sql does not export it
 			return fmt.Errorf("%w: %w", tenure.ErrClosed, err)
 		}
-		if errors.Is(err, mysql.ErrPktTooLarge) {
-			return fmt.Errorf("%w: the object is larger than max_allowed_packet allows (%w)", tenure.ErrInvalid, err)
-		}
 		if errors.Is(err, driver.ErrBadConn) { // the driver hides why
 			return fmt.Errorf("the server is read-only, or closes its connections: %w", err)
 		}
@@ -65,8 +60,6 @@ func explained(err error) error {
 		return fmt.Errorf("%w: the server refuses the user or the database (%w)", tenure.ErrSetup, err)
 	case errTableAccess, errColumnAccess:
 		return fmt.Errorf("%w: the user needs GRANT SELECT, INSERT, UPDATE ON the table, and CREATE to migrate (%w)", tenure.ErrSetup, err)
-	case errPacket, errTooLong:
-		return fmt.Errorf("%w: the object is larger than the table or max_allowed_packet allows (%w)", tenure.ErrInvalid, err)
 	}
 	return err
 }

@@ -65,7 +65,7 @@ func (s *Store) FenceStatement(guard tenure.Guard) (query string, args []any, er
 // PutStatement implements [tenure.SQLStore]. If the object has another version, the statement fails with error 1690.
 // PutStatement does no I/O.
 func (s *Store) PutStatement(obj tenure.Object, version int64) (query string, args []any, err error) {
-	err = errors.Join(obj.Validate(), tenure.IfVersion(version).Validate(), checkLengths(obj.Key, obj.Name))
+	err = errors.Join(obj.Validate(), tenure.IfVersion(version).Validate(), s.checkLengths(obj))
 	if s.term != nil { // the statement would not be fenced
 		err = fmt.Errorf("%w: the store is fenced; add FenceStatement to the transaction", errors.ErrUnsupported)
 	}

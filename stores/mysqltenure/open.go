@@ -76,7 +76,7 @@ func open(ctx context.Context, dsn string, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	first, err := openPools(config, nil)
+	first, err := openPools(config, server{})
 	if err != nil {
 		return nil, fmt.Errorf("%w: the driver refuses the settings (%w)", tenure.ErrInvalid, err)
 	}
@@ -87,7 +87,7 @@ func open(ctx context.Context, dsn string, cfg Config) (*Store, error) {
 	}
 	defer store.Close()
 	// Once more, because which variables a session has depends on the server.
-	p, err := openPools(config, store.server.settings())
+	p, err := openPools(config, store.server)
 	if err != nil {
 		return nil, fmt.Errorf("%w: the driver refuses the settings (%w)", tenure.ErrInvalid, err)
 	}

@@ -19,12 +19,13 @@ const mostCalls = 4 // connections at once
 
 // openPools makes pools that connect when they are used. They end a call of the store, though not of the program,
 // whose answer does not arrive.
-func openPools(config *mysql.Config, set map[string]string) (p pools, err error) {
+func openPools(config *mysql.Config, is server) (p pools, err error) {
 	config = config.Clone()
+	config.MaxAllowedPacket = is.packet() // the server would break the connection
 	if config.Params == nil {
 		config.Params = make(map[string]string)
 	}
-	for name, value := range set {
+	for name, value := range is.settings() {
 		if _, ok := config.Params[name]; !ok {
 			config.Params[name] = value
 		}

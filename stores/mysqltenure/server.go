@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/tenurelib/tenure"
@@ -74,6 +75,9 @@ func (s server) hasManyWriters() bool { return s.isGalera() || s.isGroup() }
 
 // settings are the variables of the sessions on connections of the store's own.
 func (s server) settings() map[string]string {
+	if s.variables == nil { // nobody has asked
+		return nil
+	}
 	set := map[string]string{"innodb_lock_wait_timeout": "5"}
 	if s.isMariaDB() {
 		set["idle_write_transaction_timeout"] = "60" // of a process that is paused within a fenced transaction
@@ -87,6 +91,12 @@ func (s server) settings() map[string]string {
 	return set
 }
 
+// packet returns the greatest length of a statement, 0 if it is not known.
+func (s server) packet() (bytes int) {
+	bytes, _ = strconv.Atoi(s.variables["max_allowed_packet"])
+	return bytes
+}
+
 // warnings says what can lose an acknowledged lease, or makes calls fail.
 func (s server) warnings() (all []string) {
 	if s.variables["innodb_flush_log_at_trx_commit"] != "1" {
@@ -95,9 +105,8 @@ func (s server) warnings() (all []string) {
 	if s.variables["log_bin"] == "ON" && s.variables["sync_binlog"] != "1" {
 		all = append(all, "sync_binlog is not 1: after a crash of the server, its replicas and the binary log may differ")
 	}
-	var packet int
-	if _, err := fmt.Sscan(s.variables["max_allowed_packet"], &packet); err == nil && packet < 4*tenure.MaxPayload {
-		all = append(all, "max_allowed_packet is below 4 MiB: large payloads are refused")
+	if s.packet() < 2*tenure.MaxPayload {
+		all = append(all, "max_allowed_packet is below 2 MiB: large payloads are refused")
 	}
 	return all
 }

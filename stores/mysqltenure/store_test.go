@@ -240,7 +240,7 @@ func TestMigrateWarnsOfWhatLosesLeases(t *testing.T) {
 	t.Parallel()
 	var lines testkit.SyncBuffer
 	logger := slog.New(slog.NewTextHandler(&lines, nil))
-	s := start(t, "--log-bin=binlog", "--sync-binlog=0", "--innodb-flush-log-at-trx-commit=2", "--max-allowed-packet=2M")
+	s := start(t, "--log-bin=binlog", "--sync-binlog=0", "--innodb-flush-log-at-trx-commit=2", "--max-allowed-packet=256K")
 	store, err := mysqltenure.Open(t.Context(), s.dsn("admin", ""), mysqltenure.Config{Logger: logger})
 	require.NoError(t, err)
 	require.NoError(t, store.Migrate(t.Context()))
@@ -259,6 +259,8 @@ func TestMigrateWarnsOfWhatLosesLeases(t *testing.T) {
 	_, err = store.PutIf(t.Context(), tenure.Object{Key: widget, Payload: large}, tenure.IfAbsent())
 	require.ErrorIs(t, err, tenure.ErrInvalid)
 	require.ErrorContains(t, err, "max_allowed_packet")
+	_, err = store.PutIf(t.Context(), tenure.Object{Key: widget, Payload: large[:64<<10]}, tenure.IfAbsent())
+	require.NoError(t, err)
 
 	exec1(t, s.db(t, "admin", ""), "SET GLOBAL binlog_format = 'STATEMENT'")
 	store, err = mysqltenure.Open(t.Context(), s.dsn("app", ""), mysqltenure.Config{Logger: testkit.Quiet})

@@ -21,10 +21,20 @@ const (
 	longestText = 1024 // of an ID or a name
 )
 
-// checkLengths returns [tenure.ErrInvalid] for what is longer than its column.
-func checkLengths(key tenure.Key, name string) error {
-	if len(key.Type) > longestType || len(key.ID) > longestText || len(name) > longestText {
+// overhead is more than a statement has besides what it writes.
+const overhead = 8 << 10
+
+// checkLengths returns [tenure.ErrInvalid] for what is longer than its column, or than the server's max_allowed_packet.
+func (s *shared) checkLengths(obj tenure.Object) error {
+	if len(obj.Key.Type) > longestType || len(obj.Key.ID) > longestText || len(obj.Name) > longestText {
 		return fmt.Errorf("%w: a type has at most %d bytes, an ID or a name %d", tenure.ErrInvalid, longestType, longestText)
+	}
+	length := len(obj.Payload)
+	for label, text := range obj.Labels {
+		length += len(label) + len(text)
+	}
+	if most := s.server.packet() - overhead; most > 0 && length > most {
+		return fmt.Errorf("%w: payload and labels have %d bytes, and the server's max_allowed_packet leaves room for %d", tenure.ErrInvalid, length, most)
 	}
 	return nil
 }
@@ -47,7 +57,7 @@ func content(obj tenure.Object) []any {
 // 1024, and an object that is larger than the server's max_allowed_packet are [tenure.ErrInvalid].
 func (s *Store) PutIf(ctx context.Context, obj tenure.Object, cond tenure.WriteCondition) (written tenure.Object, err error) {
 	defer storekit.OpError(ctx, &err, "mysqltenure: put", obj.Key)
-	err = cmp.Or(obj.Validate(), cond.Validate(), storekit.CheckFenced(s.term, obj.Key), ctx.Err(), checkLengths(obj.Key, obj.Name))
+	err = cmp.Or(obj.Validate(), cond.Validate(), storekit.CheckFenced(s.term, obj.Key), ctx.Err(), s.checkLengths(obj))
 	if err != nil {
 		return tenure.Object{}, err
 	}
@@ -99,7 +109,7 @@ func (s *Store) put(ctx context.Context, on querier, obj tenure.Object, cond ten
 // remains.
 func (s *Store) DeleteIf(ctx context.Context, key tenure.Key, cond tenure.WriteCondition) (err error) {
 	defer storekit.OpError(ctx, &err, "mysqltenure: delete", key)
-	if err := cmp.Or(key.Validate(), cond.ValidateDelete(), storekit.CheckFenced(s.term, key), ctx.Err(), checkLengths(key, "")); err != nil {
+	if err := cmp.Or(key.Validate(), cond.ValidateDelete(), storekit.CheckFenced(s.term, key), ctx.Err(), s.checkLengths(tenure.Object{Key: key})); err != nil {
 		return err
 	}
 	err = s.write(ctx, func(ctx context.Context, on querier) error { return s.remove(ctx, on, key, cond) })
