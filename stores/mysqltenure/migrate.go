@@ -13,18 +13,26 @@ import (
 	"github.com/tenurelib/tenure/storekit"
 )
 
-// Migrate creates the table if it is missing, and checks that it and the server are fit for leases; what can lose
-// an acknowledged lease, but does not prevent its use, is logged as a warning. It changes nothing that exists, and may
-// be called at every start, by many processes at once. A [tenure.ErrSetup] names what is unsuitable.
-func (s *Store) Migrate(ctx context.Context) (err error) {
+// Migrate creates the table if it is missing, and then does what [Store.Check] does. It changes nothing that exists, and may
+// be called at every start, by many processes at once.
+func (s *Store) Migrate(ctx context.Context) error { return s.prepare(ctx, "migrate", true) }
+
+// Check returns a [tenure.ErrSetup] that names what of the table or the server is unfit for leases. What can lose an
+// acknowledged lease, but does not prevent its use, it logs as a warning.
+func (s *Store) Check(ctx context.Context) error { return s.prepare(ctx, "check", false) }
+
+func (s *Store) prepare(ctx context.Context, op string, create bool) (err error) {
 	ctx, cancel := storekit.WithLimit(ctx, requestTimeout)
 	defer cancel()
-	defer storekit.OpError(ctx, &err, "mysqltenure: migrate", s.cfg.Table)
+	defer storekit.OpError(ctx, &err, "mysqltenure: "+op, s.cfg.Table)
 	if s.server.variables["log_bin"] == "ON" && s.server.variables["binlog_format"] == "STATEMENT" {
 		return fmt.Errorf("%w: binlog_format is STATEMENT, with which a replica may come to other results: set ROW or MIXED", tenure.ErrSetup)
 	}
 	missing, err := s.inspect(ctx)
-	if err == nil && missing { // only then, because a role that must not create a table may not even try
+	switch {
+	case err == nil && missing && !create:
+		return storekit.NotMigrated(fmt.Errorf("there is no table %s", s.cfg.Table))
+	case err == nil && missing: // only then, because a user who must not create a table may not even try
 		if _, err = s.pools.calls.ExecContext(ctx, s.sql.create); err == nil {
 			_, err = s.inspect(ctx)
 		}
