@@ -86,7 +86,7 @@ func isRolledBack(err error) bool {
 	return false
 }
 
-// isFenceFailure reports whether the statement fenceTerm has failed because the record does not stand. Of our
+// isFenceFailure reports whether a fence has failed because the record does not stand. Of our
 // statements only that one can exceed a number's range, whatever the server's text.
 func isFenceFailure(err error) bool { return number(err) == errOutOfRange }
 

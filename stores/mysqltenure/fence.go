@@ -10,14 +10,13 @@ import (
 	"github.com/tenurelib/tenure/storekit"
 )
 
-// fenceArgs returns the arguments of the statement fenceTerm.
+// fenceArgs returns the arguments of either statement of a fence.
 func fenceArgs(term *tenure.Term) []any {
-	kind, id, record := []byte(term.Key().Type), []byte(term.Key().ID), term.Record()
-	return []any{kind, id, kind, id, record, record}
+	return []any{[]byte(term.Key().Type), []byte(term.Key().ID), term.Record()}
 }
 
-// Fence returns the store with its writes fenced by a term: each one is a transaction that writes to the term's
-// record too, and fails if that is no longer the term's. Fence does no I/O.
+// Fence returns the store with its writes fenced by a term: each one is a transaction that ends with
+// the statement of FenceStatement. Fence does no I/O.
 func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
 	term, err := storekit.FenceTerm(s.term, guard)
 	if err != nil {
@@ -44,10 +43,10 @@ func (s *Store) Fenced(ctx context.Context, guard tenure.Guard, fn func(tx *sql.
 	return tenure.FencedTx(ctx, s, guard, s.DB(), &sql.TxOptions{Isolation: sql.LevelReadCommitted}, fn)
 }
 
-// FenceStatement implements [tenure.SQLStore]. The statement writes to the lease's record, so it must not run in a
-// transaction that is read-only, and until the transaction ends, neither a renewal nor a takeover passes: it must be
-// the last one before COMMIT. It fails with error 1690. With innodb_snapshot_isolation, above READ COMMITTED, it fails
-// with error 1020 if the lease was renewed in the meantime: then try again. FenceStatement does no I/O.
+// FenceStatement implements [tenure.SQLStore]. The statement locks the lease's record, or, where several servers accept
+// writes, writes to it, and until the transaction ends, neither a renewal nor a takeover passes: it must be the last one
+// before COMMIT. It fails with error 1690. With innodb_snapshot_isolation, above READ COMMITTED, it fails with error 1020 if
+// the lease was renewed in the meantime: then try again. FenceStatement does no I/O.
 func (s *Store) FenceStatement(guard tenure.Guard) (query string, args []any, err error) {
 	term, err := storekit.FenceTerm(nil, guard)
 	if err == nil && term != nil {
@@ -72,6 +71,5 @@ func (s *Store) PutStatement(obj tenure.Object, version int64) (query string, ar
 	if err != nil {
 		return "", nil, fmt.Errorf("mysqltenure: put statement: %w", err)
 	}
-	kind, id := []byte(obj.Key.Type), []byte(obj.Key.ID)
-	return s.sql.put, append([]any{kind, id, kind, id, version, version}, content(obj)...), nil
+	return s.sql.put, append([]any{[]byte(obj.Key.Type), []byte(obj.Key.ID), version}, content(obj)...), nil
 }

@@ -56,23 +56,28 @@ const (
 		VALUES (?, ?, 0, 0, 0, 1) ON DUPLICATE KEY UPDATE wakes = wakes + 1`
 	readWatched = `SELECT labels, payload, wakes FROM {table} WHERE object_type = ? AND id = ?`
 
-	// A fence writes to the record on which it depends. A takeover writes to it too: on one server it waits
-	// for the transaction, and in a cluster, where locks are those of one node, one of the two is refused.
-	// The version stays, so a renewal is only delayed. If the record does not stand, the statement fails,
-	// under any sql_mode, because a number is too great, and the server's error quotes the expression. It
-	// is an INSERT, and not an UPDATE, because it must fail also if there is no row.
-	fenceTerm = `INSERT INTO {table} (object_type, id, resource_version, created_at_us, written_at_us)
-		SELECT ?, ?, IF(f.stands = 1, 0, {max} + LENGTH(CONCAT('{lost}', f.stands))), 0, 0
-		FROM (SELECT COUNT(*) AS stands FROM {table} WHERE object_type = ? AND id = ? AND payload = ? FOR UPDATE) f
-		ON DUPLICATE KEY UPDATE fences = IF(payload <=> ?, fences + 1, {max} + LENGTH(CONCAT('{lost}', fences)))`
+	// A fence fails, under any sql_mode, if the record on which it depends does not stand: a number is then too great, and
+	// the server's error quotes the expression. It also fails where there is no such row, as in another database.
+	//
+	// On one server it locks the record, and a takeover waits for the transaction.
+	lockTerm = `SET @tenure_fence = (SELECT IF(f.stands = 1{galera}, 1, {max} + LENGTH(CONCAT('{lost}', f.stands)))
+		FROM (SELECT COUNT(*) AS stands FROM {table} WHERE object_type = ? AND id = ? AND payload = ? LOCK IN SHARE MODE) f)`
+
+	// In a cluster locks are those of one node. There it writes to the record: a takeover on another node writes to it too, and
+	// one of the two is refused. The version stays, so a renewal is only delayed.
+	writeTerm = `INSERT INTO {table} (object_type, id, resource_version, created_at_us, written_at_us)
+		SELECT f.object_type, f.id, IF(f.stands = 1, 0, {max} + LENGTH(CONCAT('{lost}', f.stands))), 0, 0
+		FROM (SELECT COUNT(*) AS stands, COALESCE(MAX(object_type), '') AS object_type, COALESCE(MAX(id), '') AS id
+			FROM {table} WHERE object_type = ? AND id = ? AND payload = ? FOR UPDATE) f
+		ON DUPLICATE KEY UPDATE fences = fences + 1`
 
 	// The same for a version, in a transaction of the program's own.
 	putObject = `INSERT INTO {table} (object_type, id, resource_version, created_at_us, written_at_us)
-		SELECT ?, ?, IF(f.stands = 1, 0, {max} + LENGTH(CONCAT('{conflict}', f.stands))), 0, 0
-		FROM (SELECT COUNT(*) AS stands FROM {table} WHERE object_type = ? AND id = ? AND resource_version = ? AND payload IS NOT NULL FOR UPDATE) f
-		ON DUPLICATE KEY UPDATE resource_version = IF(resource_version = ? AND payload IS NOT NULL,
-			GREATEST(resource_version + 1, {now}), {max} + LENGTH(CONCAT('{conflict}', resource_version))),
-			name = ?, labels = ?, payload = ?, written_at_us = {now}`
+		SELECT f.object_type, f.id, IF(f.stands = 1, 0, {max} + LENGTH(CONCAT('{conflict}', f.stands))), 0, 0
+		FROM (SELECT COUNT(*) AS stands, COALESCE(MAX(object_type), '') AS object_type, COALESCE(MAX(id), '') AS id
+			FROM {table} WHERE object_type = ? AND id = ? AND resource_version = ? AND payload IS NOT NULL FOR UPDATE) f
+		ON DUPLICATE KEY UPDATE name = ?, labels = ?, payload = ?, written_at_us = {now},
+			resource_version = GREATEST(resource_version + 1, {now})`
 )
 
 // now is the server's time in microseconds since 1970 at the start of the statement. UNIX_TIMESTAMP would be
@@ -88,12 +93,19 @@ const (
 	conflict = "tenure: the object has another version; records that have this one: "
 )
 
-// newStatements returns the statements on a table whose name is quoted.
-func newStatements(table string) statements {
-	in := strings.NewReplacer("{table}", table, "{now}", now, "{max}", greatest, "{lost}", lost, "{conflict}", conflict).Replace
+// newStatements returns the statements on a table whose name is quoted. The fence is the one for that server. On one
+// that may become a node of a cluster while the store is open, it fails from then on.
+func newStatements(table string, is server) statements {
+	fence, galera := lockTerm, ""
+	if is.hasManyWriters() {
+		fence = writeTerm
+	} else if _, ok := is.variables["wsrep_on"]; ok {
+		galera = " AND NOT @@wsrep_on"
+	}
+	in := strings.NewReplacer("{table}", table, "{now}", now, "{max}", greatest, "{lost}", lost, "{conflict}", conflict, "{galera}", galera).Replace
 	return statements{
 		create: in(createTable), get: in(getObject), list: in(listObjects), types: in(listTypes), state: in(getState),
 		replace: in(replaceObject), revive: in(reviveObject), insert: in(insertObject), remove: in(removeObject),
-		wake: in(wakeWatches), watch: in(readWatched), fence: in(fenceTerm), put: in(putObject),
+		wake: in(wakeWatches), watch: in(readWatched), fence: in(fence), put: in(putObject),
 	}
 }

@@ -45,7 +45,7 @@ const requestTimeout = 10 * time.Second
 
 // newStore returns a store on a server that is fit.
 func newStore(p pools, cfg Config, is server) *Store {
-	s := &shared{pools: p, cfg: cfg, server: is, sql: newStatements(cfg.quoted()), known: make(map[tenure.Key]state)}
+	s := &shared{pools: p, cfg: cfg, server: is, sql: newStatements(cfg.quoted(), is), known: make(map[tenure.Key]state)}
 	s.bells = newBells(s)
 	return &Store{shared: s}
 }
