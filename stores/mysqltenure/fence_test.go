@@ -206,11 +206,18 @@ func begun(t *testing.T) (store *mysqltenure.Store, table string, lease *tenure.
 
 func TestAFenceStatementMakesItsTransactionFail(t *testing.T) {
 	t.Parallel()
-	store, table, lease, term := begun(t)
+	table := newTable()
+	runFailures(t, shared(t), open(t, shared(t), table), table)
+}
+
+func runFailures(t *testing.T, s *server, store *mysqltenure.Store, table string) {
+	t.Helper()
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+	term := testkit.MustAcquire(t, lease)
 	fence, args, err := store.FenceStatement(term)
 	require.NoError(t, err)
 	for _, parameters := range []string{"", "interpolateParams=true", "sql_mode=''", "sql_mode=''&interpolateParams=true", "clientFoundRows=true", "charset=latin1"} {
-		db := shared(t).db(t, "app", parameters)
+		db := s.db(t, "app", parameters)
 		exec1(t, db, fence, args...)
 		require.NoError(t, lease.Renew(t.Context(), term), "the version stays")
 		exec1(t, db, fence, args...)
@@ -218,7 +225,7 @@ func TestAFenceStatementMakesItsTransactionFail(t *testing.T) {
 	fails := func(what string) {
 		t.Helper()
 		for _, parameters := range []string{"", "interpolateParams=true", "sql_mode=''", "sql_mode=''&interpolateParams=true"} {
-			_, err := shared(t).db(t, "app", parameters).ExecContext(t.Context(), fence, args...)
+			_, err := s.db(t, "app", parameters).ExecContext(t.Context(), fence, args...)
 			require.ErrorIs(t, tenure.FenceError(err), tenure.ErrLost, what+" "+parameters)
 		}
 	}
@@ -230,7 +237,7 @@ func TestAFenceStatementMakesItsTransactionFail(t *testing.T) {
 	fails("taken over")
 	require.NoError(t, store.DeleteIf(t.Context(), other.Key, tenure.IfVersion(other.Version)))
 	fails("deleted")
-	exec1(t, shared(t).db(t, "app", ""), "DELETE FROM "+table)
+	exec1(t, s.db(t, "app", ""), "DELETE FROM "+table)
 	fails("there is no row")
 	var rows int
 	require.NoError(t, store.DB().QueryRow("SELECT COUNT(*) FROM "+table).Scan(&rows))

@@ -181,7 +181,7 @@ func TestAWriteThatADeadlockHasRolledBackIsMadeAgain(t *testing.T) {
 	admin := shared(t).db(t, "admin", "")
 	testkit.Await(t, "the fenced write waits", func() bool {
 		var n int
-		require.NoError(t, admin.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND = 'Query' AND TIME_MS > 100 AND INFO LIKE ?", "INSERT INTO `"+table+"`%").Scan(&n))
+		require.NoError(t, admin.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND = 'Query' AND TIME_MS > 100 AND INFO LIKE ?", "SET @tenure_fence%`"+table+"`%").Scan(&n))
 		return n >= 1
 	})
 	exec1(t, tx, "UPDATE "+table+" SET wakes = wakes + 1 WHERE object_type = 'widget'")
