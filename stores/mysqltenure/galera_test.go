@@ -35,6 +35,7 @@ func startNodes(t *testing.T, n int) (nodes []*server) {
 		t.Skip("there is no Galera: install galera-4 and rsync")
 	}
 	var peers []string
+	var args [][]string
 	for i := range n {
 		var ports [3]int
 		for p := range ports {
@@ -43,19 +44,22 @@ func startNodes(t *testing.T, n int) (nodes []*server) {
 			require.NoError(t, err)
 		}
 		address := fmt.Sprint("127.0.0.1:", ports[0])
-		args := []string{
-			"--wsrep-on=ON", "--wsrep-provider=" + provider, "--wsrep-cluster-name=tenure", "--wsrep-cluster-address=gcomm://" + strings.Join(peers, ","),
+		args = append(args, []string{
+			"--wsrep-cluster-address=gcomm://" + strings.Join(peers, ","), "--wsrep-on=ON", "--wsrep-provider=" + provider, "--wsrep-cluster-name=tenure",
 			fmt.Sprint("--wsrep-node-name=n", i), "--wsrep-node-address=127.0.0.1", "--wsrep-sst-method=rsync", fmt.Sprint("--wsrep-sst-receive-address=127.0.0.1:", ports[1]),
 			fmt.Sprintf("--wsrep-provider-options=base_host=127.0.0.1;base_port=%d;gmcast.listen_addr=tcp://%s;ist.recv_addr=127.0.0.1:%d;evs.keepalive_period=PT0.5S;evs.inactive_check_period=PT0.25S;evs.suspect_timeout=PT2S;evs.inactive_timeout=PT4S;evs.install_timeout=PT4S;gcache.size=16M", ports[0], address, ports[2]),
 			"--wsrep-slave-threads=1", "--binlog-format=ROW", "--innodb-autoinc-lock-mode=2", "--log-bin=binlog", "--log-slave-updates", fmt.Sprint("--server-id=", i+1),
-		}
-		s, err := newServer(args...)
+		})
+		s, err := newServer(args[i]...)
 		require.NoError(t, err)
 		t.Cleanup(s.close)
 		peers = append(peers, address)
 		require.NoError(t, s.Start(t.Context()))
 		nodes = append(nodes, s)
 		awaitNodes(t, nodes, len(nodes))
+	}
+	for i := range nodes { // from now on none begins a cluster of its own
+		args[i][0] = "--wsrep-cluster-address=gcomm://" + strings.Join(peers, ",")
 	}
 	return nodes
 }

@@ -37,6 +37,7 @@ type sight struct {
 	bell    string   // its name; empty: there is no object
 	content [32]byte // a hash
 	wakes   int64
+	deleted int64 // at this version; an object may have come and gone since the last look
 }
 
 // listen listens until its connection breaks, or its context ends.
@@ -152,7 +153,7 @@ func (l *listener) unlock(ctx context.Context, name string) error {
 
 func (l *listener) look(ctx context.Context) (is sight, err error) {
 	var labels, payload []byte
-	err = l.conn.QueryRowContext(ctx, l.bells.sql.watch, []byte(l.key.Type), []byte(l.key.ID)).Scan(&labels, &payload, &is.wakes)
+	err = l.conn.QueryRowContext(ctx, l.bells.sql.watch, []byte(l.key.Type), []byte(l.key.ID)).Scan(&labels, &payload, &is.wakes, &is.deleted)
 	if errors.Is(err, sql.ErrNoRows) {
 		return is, nil
 	}

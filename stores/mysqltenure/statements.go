@@ -54,7 +54,7 @@ const (
 	// The name is NULL, so only the primary key can be there already.
 	wakeWatches = `INSERT INTO {table} (object_type, id, resource_version, created_at_us, written_at_us, wakes)
 		VALUES (?, ?, 0, 0, 0, 1) ON DUPLICATE KEY UPDATE wakes = wakes + 1`
-	readWatched = `SELECT labels, payload, wakes FROM {table} WHERE object_type = ? AND id = ?`
+	readWatched = `SELECT labels, payload, wakes, IF(payload IS NULL, resource_version, 0) FROM {table} WHERE object_type = ? AND id = ?`
 
 	// A fence fails, under any sql_mode, if the record on which it depends does not stand: a number is then too great, and
 	// the server's error quotes the expression. It also fails where there is no such row, as in another database.
