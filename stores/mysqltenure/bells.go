@@ -7,7 +7,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -15,110 +14,120 @@ import (
 	"github.com/tenurelib/tenure/storekit"
 )
 
-// mostBells is how many objects a store watches by bells, each on a connection of its own.
-const mostBells = 4
+const (
+	mostBells = 4                      // objects that are watched on connections of their own
+	pollEvery = 500 * time.Millisecond // for the others
+	pollApart = 10 * time.Millisecond  // on average, however many there are
+)
 
-// bells has the bell of each watched object.
+// bells has a listener for each watched object. A bell is a named lock: see the type listener.
 type bells struct {
 	*shared
-	closed context.Context // done when the store is closed
-	stop   context.CancelFunc
-	ends   sync.WaitGroup // of the goroutines that listen
-	silent sync.Once      // logs that there are no bells
+	feeds  *storekit.Feeds
+	silent sync.Once // logs that there are no bells
 
-	mu    sync.Mutex
-	byKey map[tenure.Key]*bell
-	rings int // how many of them have a connection
+	mu        sync.Mutex
+	listeners map[tenure.Key]*listener
+	own       map[tenure.Key]string // the bells of what this process has written last, and watches
+	rings     int                   // how many listeners have a connection
 }
 
 func newBells(s *shared) *bells {
-	b := &bells{shared: s, byKey: make(map[tenure.Key]*bell)}
-	b.closed, b.stop = context.WithCancel(context.Background())
+	b := &bells{shared: s, listeners: make(map[tenure.Key]*listener), own: make(map[tenure.Key]string)}
+	b.feeds = storekit.NewFeeds(b.follow, s.cfg.Logger)
 	return b
 }
 
-// close ends the bells, and waits for their goroutines.
-func (b *bells) close() {
-	b.mu.Lock() // no goroutine is started from now on
-	b.stop()
-	b.mu.Unlock()
-	b.ends.Wait()
-}
+// hints is a subscription of feeds without the changes: they may come too late to count from them.
+type hints struct{ tenure.Subscription }
 
 // Watch watches an object. All subscriptions of this store to the object share what it costs: a connection, on which
 // it waits. They are woken at once when another process that watches the object too deletes it, or replaces what it has
 // written itself; within a second by other changes; and within five by Wake. Beyond four objects, where several servers
 // accept writes, and behind a proxy that shares connections, the store looks for changes twice a second instead, or
 // more seldom if there are more than fifty objects.
-func (s *Store) Watch(key tenure.Key) tenure.Subscription {
-	b := s.bells
+func (s *Store) Watch(key tenure.Key) tenure.Subscription { return hints{s.bells.feeds.Watch(key)} }
+
+// follow watches an object until its connection breaks, or its context ends.
+func (b *bells) follow(ctx context.Context, key tenure.Key, tell func(tenure.Change)) error {
+	l := &listener{bells: b, key: key, tell: tell, conn: b.pools.calls, changed: make(chan struct{}, 1)}
+	defer b.leave(ctx, l)
+	if b.enter(l) {
+		conn, err := b.pools.bells.Conn(ctx)
+		if err != nil {
+			return err
+		}
+		defer discard(conn) // it may have a lock
+		if l.rings, err = b.ring(ctx, conn); err != nil {
+			return err
+		}
+		l.conn = conn
+	}
+	return l.listen(ctx)
+}
+
+// enter makes a listener known, and reports whether it may have a connection.
+func (b *bells) enter(l *listener) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	of := b.byKey[key]
-	if of == nil {
-		of = &bell{bells: b, key: key, changed: make(chan struct{}, 1), stop: func() {}}
-		b.byKey[key] = of
-		if b.closed.Err() == nil {
-			if of.mayRing = b.rings < mostBells && !s.server.hasManyWriters() && s.pools.bellsFit(); of.mayRing {
-				b.rings++
-			}
-			var ctx context.Context
-			ctx, of.stop = context.WithCancel(b.closed)
-			b.ends.Go(func() { of.run(ctx) })
+	b.listeners[l.key] = l
+	if l.mayRing = b.rings < mostBells && !b.server.hasManyWriters() && b.pools.bellsFit(); l.mayRing {
+		b.rings++
+	}
+	return l.mayRing
+}
+
+func (b *bells) leave(ctx context.Context, l *listener) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.listeners[l.key] == l { // otherwise another one follows the object already
+		delete(b.listeners, l.key)
+		if ctx.Err() != nil { // otherwise the next one rings on a new connection
+			delete(b.own, l.key)
 		}
 	}
-	sub := &subscription{bell: of, c: make(chan struct{}, 1)}
-	of.mu.Lock()
-	defer of.mu.Unlock()
-	of.subs = append(of.subs, sub)
-	return sub
+	if l.mayRing {
+		b.rings--
+	}
+}
+
+// wrote is called when this process has written an object, with the name of its bell, or has deleted it, with "".
+func (b *bells) wrote(key tenure.Key, name string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	l := b.listeners[key]
+	if l == nil {
+		return
+	}
+	if name == "" {
+		l.tell(tenure.Change{})
+	}
+	if b.own[key] != name {
+		b.own[key] = name
+		select {
+		case l.changed <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (b *bells) ownOf(key tenure.Key) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.own[key]
 }
 
 // pollRest returns how long to rest between two looks at an object without a bell.
 func (b *bells) pollRest() time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return max(pollEvery, time.Duration(len(b.byKey))*pollApart)
-}
-
-// unwatch ends a subscription.
-func (b *bells) unwatch(sub *subscription) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	of := sub.bell
-	of.mu.Lock()
-	defer of.mu.Unlock()
-	of.subs = slices.DeleteFunc(of.subs, func(other *subscription) bool { return other == sub })
-	if len(of.subs) > 0 || b.byKey[of.key] != of {
-		return
-	}
-	delete(b.byKey, of.key)
-	of.stop()
-	if of.mayRing {
-		b.rings--
-	}
-}
-
-func (b *bells) find(key tenure.Key) *bell {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.byKey[key]
-}
-
-// wrote is called when this process has written an object, with the name of its bell, or has deleted it, with "".
-func (b *bells) wrote(key tenure.Key, name string) {
-	if of := b.find(key); of != nil {
-		of.wrote(name)
-	}
+	return max(pollEvery, time.Duration(len(b.listeners))*pollApart)
 }
 
 // name returns the name of the bell of an object with that payload. A server compares names without regard to
 // case, and they have at most 64 characters.
 func (b *bells) name(key tenure.Key, payload []byte) string {
-	database, table := b.cfg.names()
-	if database == "" {
-		database = b.server.database
-	}
+	database, table := b.table()
 	hash := sha256.New()
 	for _, part := range []string{database, table, key.Type, key.ID} {
 		fmt.Fprintf(hash, "%d %s ", len(part), part)
@@ -165,8 +174,10 @@ func (s *Store) Wake(ctx context.Context, key tenure.Key) (err error) {
 		_, err := s.pools.calls.ExecContext(ctx, s.sql.wake, []byte(key.Type), []byte(key.ID))
 		return err
 	})
-	if of := s.bells.find(key); of != nil && err == nil {
-		of.wake()
+	s.bells.mu.Lock()
+	defer s.bells.mu.Unlock()
+	if l := s.bells.listeners[key]; l != nil && err == nil {
+		l.tell(tenure.Change{})
 	}
 	return err
 }

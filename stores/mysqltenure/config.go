@@ -37,15 +37,6 @@ func (cfg Config) withDefaults() (Config, error) {
 	return cfg, nil
 }
 
-// names returns the names of the table's database, which is empty if the table is in the one that the
-// connections use, and of the table.
-func (cfg Config) names() (database, table string) {
-	if before, after, ok := strings.Cut(cfg.Table, "."); ok {
-		return before, after
-	}
-	return "", cfg.Table
-}
-
 // quoted returns the name of the table for statements.
 func (cfg Config) quoted() string {
 	return "`" + strings.ReplaceAll(strings.ReplaceAll(cfg.Table, "`", "``"), ".", "`.`") + "`"

@@ -4,16 +4,16 @@ import (
 	"context"
 	"crypto/sha256"
 	"database/sql"
-	"database/sql/driver"
 	"errors"
 	"time"
+
+	"github.com/tenurelib/tenure"
 )
 
 const (
-	listenFor = 5 * time.Second // at once; servers log queries that take ten as slow
-	lookEvery = time.Second     // while there is no bell to wait for
-	pollEvery = time.Second / 2 // where there are no bells
-	pollApart = 10 * time.Millisecond
+	listenFor     = 5 * time.Second // at once; servers log queries that take ten as slow
+	lookEvery     = time.Second     // while there is no bell to wait for
+	shortestPause = 20 * time.Millisecond
 )
 
 // listener waits on a connection for what becomes of an object. The process that has written it has its bell, a named
@@ -23,10 +23,15 @@ const (
 // the bell in the moment between two holders. If nobody has it for longer, the writer does not watch, and the listener
 // looks each second. Where there are no bells, it only looks.
 type listener struct {
-	*bell
+	*bells
+	key     tenure.Key
+	tell    func(tenure.Change) // wakes the subscribers
+	mayRing bool
+	changed chan struct{} // has room for one: this process has another bell
+
 	conn  querier
 	rings bool
-	last  sight
+	last  *sight // nil: none yet
 	held  string // the name of the lock that the connection has; empty: none
 	mine  bool   // it is the bell of what this process has written
 	pause time.Duration
@@ -41,20 +46,7 @@ type sight struct {
 }
 
 // listen listens until its connection breaks, or its context ends.
-func (b *bell) listen(ctx context.Context) error {
-	l := &listener{bell: b, conn: b.bells.pools.calls}
-	if b.mayRing {
-		conn, err := b.bells.pools.bells.Conn(ctx)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		defer conn.Raw(func(any) error { return driver.ErrBadConn }) // not to be used again: it may have the lock
-		if l.rings, err = b.bells.ring(ctx, conn); err != nil {
-			return err
-		}
-		l.conn = conn
-	}
+func (l *listener) listen(ctx context.Context) error {
 	for {
 		rest, err := l.step(ctx)
 		if err != nil {
@@ -65,7 +57,7 @@ func (b *bell) listen(ctx context.Context) error {
 		case <-ctx.Done():
 			timer.Stop()
 			return ctx.Err()
-		case <-b.changed:
+		case <-l.changed:
 			timer.Stop()
 		case <-timer.C:
 		}
@@ -74,7 +66,7 @@ func (b *bell) listen(ctx context.Context) error {
 
 // step looks at the object, and takes its bell, or waits for it. It returns how long to rest before the next step.
 func (l *listener) step(ctx context.Context) (rest time.Duration, err error) {
-	own := l.ownName()
+	own := l.ownOf(l.key)
 	if own == "" && l.mine { // rings at once, before it looks
 		if err := l.release(ctx); err != nil {
 			return 0, err
@@ -84,12 +76,13 @@ func (l *listener) step(ctx context.Context) (rest time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if l.sees(is != l.last) {
-		l.last, l.pause = is, shortestRetry
+	if l.last == nil || is != *l.last {
+		l.last, l.pause = &is, shortestPause
+		l.tell(tenure.Change{})
 	}
 	switch {
 	case !l.rings:
-		return l.bells.pollRest(), nil
+		return l.pollRest(), nil
 	case is.bell != "" && is.bell == own:
 		return lookEvery, l.take(ctx, own)
 	}
@@ -153,12 +146,12 @@ func (l *listener) unlock(ctx context.Context, name string) error {
 
 func (l *listener) look(ctx context.Context) (is sight, err error) {
 	var labels, payload []byte
-	err = l.conn.QueryRowContext(ctx, l.bells.sql.watch, []byte(l.key.Type), []byte(l.key.ID)).Scan(&labels, &payload, &is.wakes, &is.deleted)
+	err = l.conn.QueryRowContext(ctx, l.sql.watch, []byte(l.key.Type), []byte(l.key.ID)).Scan(&labels, &payload, &is.wakes, &is.deleted)
 	if errors.Is(err, sql.ErrNoRows) {
 		return is, nil
 	}
 	if payload != nil {
-		is.bell = l.bells.name(l.key, payload)
+		is.bell = l.name(l.key, payload)
 		is.content = sha256.Sum256(append(append(labels, 0), payload...))
 	}
 	return is, err

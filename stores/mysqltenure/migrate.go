@@ -1,7 +1,6 @@
 package mysqltenure
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,8 +74,7 @@ var indexes = []string{"PRIMARY object_type,id", "name object_type,name"}
 
 // inspect reports whether the table is missing, and returns [tenure.ErrSetup] if it can't be used.
 func (s *Store) inspect(ctx context.Context) (missing bool, err error) {
-	database, table := s.cfg.names()
-	database = cmp.Or(database, s.server.database)
+	database, table := s.table()
 	engines, err := s.strings(ctx, "SELECT COALESCE(ENGINE, 'none') FROM information_schema.TABLES WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?", database, table)
 	if err != nil || len(engines) == 0 {
 		return true, err

@@ -45,7 +45,7 @@ func newOn(ctx context.Context, p pools, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, explained(err)
 	}
-	if database, _ := cfg.names(); database == "" && is.database == "" {
+	if is.database == "" && !strings.Contains(cfg.Table, ".") {
 		return nil, fmt.Errorf("%w: the connections use no database, and Table names none", tenure.ErrSetup)
 	}
 	if err := is.fit(); err != nil {

@@ -2,6 +2,7 @@ package mysqltenure
 
 import (
 	"database/sql"
+	"database/sql/driver"
 
 	"github.com/go-sql-driver/mysql"
 )
@@ -58,4 +59,10 @@ func (p pools) close() {
 	if p.owned {
 		_, _, _ = p.calls.Close(), p.bells.Close(), p.app.Close()
 	}
+}
+
+// discard closes a connection, and with it all that the server keeps for it.
+func discard(conn *sql.Conn) {
+	_ = conn.Raw(func(any) error { return driver.ErrBadConn })
+	_ = conn.Close()
 }

@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -39,6 +40,14 @@ type state struct {
 	version int64 // 0: there is no object
 	created int64
 	noRow   bool // there has never been an object
+}
+
+// table returns the names of the table's database and of the table.
+func (s *shared) table() (database, table string) {
+	if database, table, ok := strings.Cut(s.cfg.Table, "."); ok {
+		return database, table
+	}
+	return s.server.database, s.cfg.Table
 }
 
 const requestTimeout = 10 * time.Second
@@ -76,7 +85,7 @@ func (s *Store) Lineage(context.Context) (tenure.Lineage, error) { return tenure
 // Close ends the subscriptions, and closes the connections that [Open] has made. Those of the caller's
 // database remain open.
 func (s *Store) Close() error {
-	s.bells.close()
+	s.bells.feeds.Close()
 	s.pools.close()
 	storekit.Flush(s.cfg.Logger)
 	return nil
