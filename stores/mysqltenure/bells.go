@@ -148,7 +148,7 @@ func (b *bells) ring(ctx context.Context, conn *sql.Conn) (bool, error) {
 	}
 	if got.Int64 != 1 || !seen.Valid {
 		b.silent.Do(func() {
-			b.cfg.Logger.Warn("a named lock of one connection is not seen on another, so standbys are woken by polling: is there a proxy that shares connections?")
+			b.cfg.Logger.Warn("standbys are woken by polling: a named lock of one connection is not seen on another, as behind a proxy that shares connections")
 		})
 		return false, nil
 	}

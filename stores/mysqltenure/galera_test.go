@@ -31,6 +31,7 @@ const provider = "/usr/lib/galera/libgalera_smm.so"
 // startNodes starts a Galera cluster on this machine.
 func startNodes(t *testing.T, n int) (nodes []*server) {
 	t.Helper()
+	needsServer(t)
 	if _, err := os.Stat(provider); err != nil {
 		t.Skip("there is no Galera: install galera-4 and rsync")
 	}
