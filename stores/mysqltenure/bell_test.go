@@ -12,6 +12,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 	"github.com/tenurelib/tenure/stores/mysqltenure"
 )
 
@@ -115,6 +116,35 @@ func TestARequestReachesTheHolderWithinASecond(t *testing.T) {
 	_, err := second.PutIf(t.Context(), tenure.Object{Key: widget, Payload: obj.Payload, Labels: map[string]string{"request": "x"}}, tenure.IfVersion(obj.Version))
 	require.NoError(t, err)
 	awaitHint(t, own, 2*time.Second)
+}
+
+// The first holder is cut off, and keeps its bell. The second takes over, and has another one.
+func TestABellIsThatOfOnePayload(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	table := newTable()
+	proxy, first := proxied(t, s, table)
+	second, third := open(t, s, table), open(t, s, table)
+	for _, store := range []*mysqltenure.Store{first, second} {
+		sub := store.Watch(widget)
+		t.Cleanup(sub.Stop)
+		testkit.Await(t, "the watch is live", sub.Live)
+	}
+	obj := testkit.Put(t, first, tenure.Object{Key: widget, Payload: []byte("first")})
+	awaitBell(t, s) // the second waits for it
+	proxy.Set(rig.Weather{HangRequests: true, HangAnswers: true})
+	obj, err := second.PutIf(t.Context(), tenure.Object{Key: widget, Payload: []byte("second")}, tenure.IfVersion(obj.Version))
+	require.NoError(t, err)
+	time.Sleep(6 * time.Second) // it no longer waits for the first one's
+	sub := third.Watch(widget)
+	t.Cleanup(sub.Stop)
+	testkit.Await(t, "the watch is live", sub.Live)
+	awaitBell(t, s)
+	time.Sleep(100 * time.Millisecond)
+	drain(sub)
+	require.NoError(t, second.DeleteIf(t.Context(), widget, tenure.IfVersion(obj.Version)))
+	awaitHint(t, sub, 500*time.Millisecond)
+	proxy.Set(rig.Weather{})
 }
 
 func TestAWatchWhoseConnectionIsKilledComesBack(t *testing.T) {
