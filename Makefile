@@ -134,6 +134,10 @@ kube: kube-apiserver ## all tests that need Kubernetes, with a mixed fleet of 1,
 test-galera: ## leases on a Galera cluster of three nodes, for two minutes
 	cd stores/mysqltenure && TENURE_TEST_GALERA=1 go test -run TestOnAClusterOfThreeNodes -v -timeout 30m .
 
+.PHONY: test-mysql
+test-mysql: ## leases on a server of your own, DSN='user:password@tcp(host:3306)/scratch', such as one of MySQL
+	cd stores/mysqltenure && TENURE_TEST_MYSQL='$(DSN)' go test -run TestOnAServerOfYourOwn -v -timeout 30m .
+
 DURATION := 10m
 
 .PHONY: chaos

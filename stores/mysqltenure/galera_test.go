@@ -103,6 +103,13 @@ func TestAStoreOnGaleraIsClocklessAndItsFenceWrites(t *testing.T) {
 		store := open(t, node, table)
 		db := node.db(t, "app", "interpolateParams=true")
 		runStaleWrites(t, store, store, db, table, races)
+		term := testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "written"}}))
+		fence, args, err := store.FenceStatement(term)
+		require.NoError(t, err)
+		exec1(t, db, fence, args...)
+		var fences int
+		require.NoError(t, db.QueryRow("SELECT fences FROM "+table+" WHERE id = 'written'").Scan(&fences))
+		require.Equal(t, 1, fences, "only what is written is certified")
 		runFailures(t, node, store, table)
 	})
 }

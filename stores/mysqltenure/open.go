@@ -18,10 +18,9 @@ import (
 // New returns a store in the caller's database, which remains the caller's. It asks the server once what it is; one
 // that is unsuitable is [tenure.ErrSetup]. Call [Store.Migrate] before the first use.
 //
-// Renewals wait behind other queries if the pool is limited: it needs four connections for each lease that is busy.
-// For each watched lease, up to four, one more connection is kept, unless the pool may have fewer than ten. With the driver's
-// interpolateParams a call takes one round trip in place of two. The driver's rejectReadOnly keeps the store off a
-// server that was demoted.
+// Renewals wait for a connection like all other queries, and each of up to four watched leases keeps one, unless the pool
+// may have fewer than ten. With the driver's interpolateParams a call takes one round trip in place of two. The driver's
+// rejectReadOnly keeps the store off a server that was demoted.
 func New(ctx context.Context, db *sql.DB, cfg Config) (*Store, error) {
 	cfg, err := cfg.withDefaults()
 	if db == nil {
