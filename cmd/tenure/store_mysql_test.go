@@ -62,7 +62,7 @@ GRANT SELECT ON tenure.* TO 'reader'@'%';
 	server.Log = filepath.Join(dir, "log")
 	server.Command = func() *exec.Cmd {
 		return exec.Command(program, "--no-defaults", "--datadir="+data, as, "--socket="+filepath.Join(data, "socket"), "--bind-address=127.0.0.1",
-			fmt.Sprint("--port=", port), "--init-file="+init, "--skip-name-resolve", "--innodb-buffer-pool-size=32M", "--innodb-log-file-size=8M")
+			fmt.Sprint("--port=", port), "--init-file="+init, "--tmpdir="+data, "--skip-name-resolve", "--innodb-buffer-pool-size=32M", "--innodb-log-file-size=8M")
 	}
 	server.Answers = func(ctx context.Context) error { // by a greeting
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", server.URL.Host)

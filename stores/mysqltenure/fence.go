@@ -15,8 +15,8 @@ func fenceArgs(term *tenure.Term) []any {
 	return []any{[]byte(term.Key().Type), []byte(term.Key().ID), term.Record()}
 }
 
-// Fence returns the store with its writes fenced by a term: each one is a transaction that ends with
-// the statement of FenceStatement. Fence does no I/O.
+// Fence returns the store with its writes fenced by a term: each one is a statement that writes to
+// the term's record too, or a transaction that ends with the statement of FenceStatement. Fence does no I/O.
 func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
 	term, err := storekit.FenceTerm(s.term, guard)
 	if err != nil {

@@ -110,6 +110,13 @@ func TestAStoreOnGaleraIsClocklessAndItsFenceWrites(t *testing.T) {
 		var fences int
 		require.NoError(t, db.QueryRow("SELECT fences FROM "+table+" WHERE id = 'written'").Scan(&fences))
 		require.Equal(t, 1, fences, "only what is written is certified")
+		fenced, err := store.Fence(term)
+		require.NoError(t, err)
+		testkit.Put(t, fenced, tenure.Object{Key: widget})
+		obj := testkit.Put(t, fenced, tenure.Object{Key: widget, Payload: []byte("x")})
+		require.NoError(t, fenced.DeleteIf(t.Context(), widget, tenure.IfVersion(obj.Version)))
+		require.NoError(t, db.QueryRow("SELECT fences FROM "+table+" WHERE id = 'written'").Scan(&fences))
+		require.Equal(t, 4, fences)
 		runFailures(t, node, store, table)
 	})
 }

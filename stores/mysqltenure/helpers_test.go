@@ -120,7 +120,7 @@ func newServer(args ...string) (*server, error) {
 	s.Log = filepath.Join(dir, "log")
 	s.Answers = s.greets
 	s.Command = func() *exec.Cmd {
-		return command(program, append([]string{"--no-defaults", "--datadir=" + filepath.Join(dir, "data"), "--socket=" + filepath.Join(dir, "socket"),
+		return command(program, append([]string{"--no-defaults", "--datadir=" + filepath.Join(dir, "data"), "--socket=" + filepath.Join(dir, "socket"), "--tmpdir=" + dir,
 			"--pid-file=" + filepath.Join(dir, "pid"), "--bind-address=127.0.0.1", fmt.Sprint("--port=", port), "--skip-name-resolve",
 			"--init-file=" + filepath.Join(from, "init.sql"), "--innodb-buffer-pool-size=32M", logSize, "--max-connections=300"}, args...)...)
 	}

@@ -6,6 +6,7 @@ import "strings"
 // time zone and character set of the session.
 type statements struct {
 	create, get, list, types, state, replace, revive, insert, remove, wake, fence, put, watch string
+	fencedReplace, fencedRemove                                                               string
 }
 
 // An object that was deleted leaves its row, with a payload that is NULL: the row has the version above
@@ -50,6 +51,15 @@ const (
 		SELECT ?, ?, ?, ?, ?, n.v, LAST_INSERT_ID(n.v), n.v FROM (SELECT {now} AS v) n`
 	removeObject = `UPDATE {table} SET name = NULL, labels = NULL, payload = NULL
 		WHERE object_type = ? AND id = ? AND resource_version = ? AND payload IS NOT NULL`
+
+	// The same, fenced: it writes to the object and to the term's record, or to neither.
+	fencedReplace = `UPDATE {table} o JOIN {table} l ON l.object_type = ? AND l.id = ? AND l.payload = ?
+		SET l.fences = l.fences + 1, o.name = ?, o.labels = ?, o.payload = ?, o.written_at_us = {now},
+		o.resource_version = LAST_INSERT_ID(GREATEST(o.resource_version + 1, {now}))
+		WHERE o.object_type = ? AND o.id = ? AND o.resource_version = ? AND o.payload IS NOT NULL`
+	fencedRemove = `UPDATE {table} o JOIN {table} l ON l.object_type = ? AND l.id = ? AND l.payload = ?
+		SET l.fences = l.fences + 1, o.name = NULL, o.labels = NULL, o.payload = NULL
+		WHERE o.object_type = ? AND o.id = ? AND o.resource_version = ? AND o.payload IS NOT NULL`
 
 	// The name is NULL, so only the primary key can be there already.
 	wakeWatches = `INSERT INTO {table} (object_type, id, resource_version, created_at_us, written_at_us, wakes)
@@ -106,6 +116,6 @@ func newStatements(table string, is server) statements {
 	return statements{
 		create: in(createTable), get: in(getObject), list: in(listObjects), types: in(listTypes), state: in(getState),
 		replace: in(replaceObject), revive: in(reviveObject), insert: in(insertObject), remove: in(removeObject),
-		wake: in(wakeWatches), watch: in(readWatched), fence: in(fence), put: in(putObject),
+		fencedReplace: in(fencedReplace), fencedRemove: in(fencedRemove), wake: in(wakeWatches), watch: in(readWatched), fence: in(fence), put: in(putObject),
 	}
 }

@@ -4,6 +4,7 @@ package mysqltenure_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -156,19 +157,18 @@ func TestNoCallWaitsForALockLongerThanItsContextAllows(t *testing.T) {
 	require.Less(t, time.Since(began), 9*time.Second)
 }
 
-// The fenced write locks its object, and then the record. The other transaction does the opposite, and has written
+// The fenced write, a first one, locks its object, and then the record. The other transaction does the opposite, and has written
 // more, so the server rolls the fenced write back.
 func TestAWriteThatADeadlockHasRolledBackIsMadeAgain(t *testing.T) {
 	t.Parallel()
 	table := newTable()
 	store, db := open(t, shared(t), table), shared(t).db(t, "app", "")
 	exec1(t, db, "CREATE TABLE heavy_"+table+" (n INT PRIMARY KEY)")
-	testkit.Put(t, store, tenure.Object{Key: widget})
 	term := testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{}))
 	fenced, err := store.Fence(term)
 	require.NoError(t, err)
 
-	tx, err := db.BeginTx(t.Context(), nil)
+	tx, err := db.BeginTx(t.Context(), &sql.TxOptions{Isolation: sql.LevelReadCommitted}) // so that it locks no gap
 	require.NoError(t, err)
 	defer tx.Rollback()
 	exec1(t, tx, "INSERT INTO heavy_"+table+" SELECT seq FROM seq_1_to_1000")

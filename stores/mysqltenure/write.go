@@ -84,6 +84,10 @@ func (s *Store) put(ctx context.Context, on querier, obj tenure.Object, cond ten
 	return s.change(ctx, on, obj.Key, check, func(from state) (state, error) {
 		statement, args := s.sql.revive, args
 		switch {
+		case s.inOne(on) && from.version == 0:
+			return state{}, errInTx
+		case s.inOne(on):
+			statement, args = s.sql.fencedReplace, append(append(fenceArgs(s.term), args...), from.version)
 		case from.version != 0:
 			statement, args = s.sql.replace, append(args[:len(args):len(args)], from.version)
 		case from.noRow:
@@ -95,7 +99,7 @@ func (s *Store) put(ctx context.Context, on querier, obj tenure.Object, cond ten
 		}
 		version, err := done.LastInsertId()
 		if err == nil && version == 0 {
-			err = errOvertaken
+			err = s.overtaken(on)
 		}
 		to := state{version: version, created: version}
 		if from.version != 0 {
@@ -128,13 +132,17 @@ func (s *Store) remove(ctx context.Context, on querier, key tenure.Key, cond ten
 		return cond.Check(key, version)
 	}
 	_, err := s.change(ctx, on, key, check, func(from state) (state, error) {
-		done, err := on.ExecContext(ctx, s.sql.remove, []byte(key.Type), []byte(key.ID), from.version)
+		statement, args := s.sql.remove, []any{[]byte(key.Type), []byte(key.ID), from.version}
+		if s.inOne(on) {
+			statement, args = s.sql.fencedRemove, append(fenceArgs(s.term), args...)
+		}
+		done, err := on.ExecContext(ctx, statement, args...)
 		if err != nil {
 			return state{}, err
 		}
 		n, err := done.RowsAffected()
 		if err == nil && n == 0 {
-			err = errOvertaken
+			err = s.overtaken(on)
 		}
 		return state{}, err
 	})
@@ -168,17 +176,32 @@ func (s *Store) change(ctx context.Context, on querier, key tenure.Key, check fu
 	}
 }
 
-// write calls do with the pool, where each statement is a transaction of its own, or, if the store is fenced,
-// within a transaction that ends with the fence.
+// write calls do with the pool, where each statement is a transaction of its own, or, if the store is fenced and that does
+// not suffice, within a transaction that ends with the fence.
 func (s *Store) write(ctx context.Context, do func(ctx context.Context, on querier) error) error {
 	ctx, cancel := storekit.WithLimit(ctx, requestTimeout)
 	defer cancel()
 	return again(ctx, func() error {
-		if s.term == nil {
-			return do(ctx, s.pools.calls)
+		err := do(ctx, s.pools.calls)
+		if s.term == nil || err == nil || !storekit.Refusal(err) && !errors.Is(err, errInTx) {
+			return err
 		}
 		return s.fenced(ctx, do)
 	})
+}
+
+// errInTx says that one statement can't both make a fenced write and tell why it did not.
+var errInTx = errors.New("a transaction is needed")
+
+// inOne reports whether a write has to be fenced by its statement, because there is no transaction.
+func (s *Store) inOne(on querier) bool { return s.term != nil && on == querier(s.pools.calls) }
+
+// overtaken returns the error of a statement that has found no row to write.
+func (s *Store) overtaken(on querier) error {
+	if s.inOne(on) { // or the term is over
+		return errInTx
+	}
+	return errOvertaken
 }
 
 // fenced calls do within a transaction that is committed only if the store's term stands. A loss takes
