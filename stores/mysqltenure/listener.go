@@ -33,7 +33,6 @@ type listener struct {
 	rings bool
 	last  *sight // nil: none yet
 	held  string // the name of the lock that the connection has; empty: none
-	mine  bool   // it is the bell of what this process has written
 	pause time.Duration
 }
 
@@ -67,11 +66,6 @@ func (l *listener) listen(ctx context.Context) error {
 // step looks at the object, and takes its bell, or waits for it. It returns how long to rest before the next step.
 func (l *listener) step(ctx context.Context) (rest time.Duration, err error) {
 	own := l.ownOf(l.key)
-	if own == "" && l.mine { // rings at once, before it looks
-		if err := l.release(ctx); err != nil {
-			return 0, err
-		}
-	}
 	is, err := l.look(ctx)
 	if err != nil {
 		return 0, err
@@ -104,18 +98,15 @@ func (l *listener) step(ctx context.Context) (rest time.Duration, err error) {
 // take makes a bell this process's, in place of the one that it had. The new one comes first, so that whoever the old
 // one wakes finds it. It may be a moment until those that find the new one free have let go of it.
 func (l *listener) take(ctx context.Context, name string) error {
-	if l.held != name {
-		before := l.held
-		got, err := l.lock(ctx, name, lookEvery)
-		if err != nil || !got { // a connection of before that has just broken still has it
-			return err
-		}
-		if err := l.unlock(ctx, before); err != nil {
-			return err
-		}
+	if l.held == name {
+		return nil
 	}
-	l.mine = true
-	return nil
+	before := l.held
+	got, err := l.lock(ctx, name, lookEvery)
+	if err != nil || !got { // a connection of before that has just broken still has it
+		return err
+	}
+	return l.unlock(ctx, before)
 }
 
 // lock waits for a lock, and reports whether the connection has it.
@@ -123,7 +114,7 @@ func (l *listener) lock(ctx context.Context, name string, longest time.Duration)
 	var got sql.NullInt64
 	err := l.conn.QueryRowContext(ctx, "SELECT GET_LOCK(?, ?)", name, longest.Seconds()).Scan(&got)
 	if err == nil && got.Int64 == 1 {
-		l.held, l.mine = name, false
+		l.held = name
 		return true, nil
 	}
 	return false, err
@@ -132,7 +123,7 @@ func (l *listener) lock(ctx context.Context, name string, longest time.Duration)
 // release lets go of the lock that the connection has, if it has one.
 func (l *listener) release(ctx context.Context) error {
 	err := l.unlock(ctx, l.held)
-	l.held, l.mine = "", false
+	l.held = ""
 	return err
 }
 
