@@ -147,6 +147,22 @@ func TestABellIsThatOfOnePayload(t *testing.T) {
 	proxy.Set(rig.Weather{})
 }
 
+func TestAnObjectThatHasComeAndGoneSinceTheLastLookIsNoticed(t *testing.T) {
+	t.Parallel()
+	table := newTable()
+	first, second := open(t, shared(t), table), open(t, shared(t), table)
+	sub := second.Watch(widget)
+	t.Cleanup(sub.Stop)
+	testkit.Await(t, "the watch is live", sub.Live)
+	time.Sleep(100 * time.Millisecond)
+	for range 2 {
+		drain(sub)
+		obj := testkit.Put(t, first, tenure.Object{Key: widget})
+		require.NoError(t, first.DeleteIf(t.Context(), widget, tenure.IfVersion(obj.Version)))
+		awaitHint(t, sub, 3*time.Second)
+	}
+}
+
 func TestAWatchWhoseConnectionIsKilledComesBack(t *testing.T) {
 	t.Parallel()
 	s := start(t)
