@@ -184,7 +184,7 @@ func TestAWriteThatADeadlockHasRolledBackIsMadeAgain(t *testing.T) {
 		require.NoError(t, admin.QueryRow("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND = 'Query' AND TIME_MS > 100 AND INFO LIKE ?", "SET @tenure_fence%`"+table+"`%").Scan(&n))
 		return n >= 1
 	})
-	exec1(t, tx, "UPDATE "+table+" SET wakes = wakes + 1 WHERE object_type = 'widget'")
+	exec1(t, tx, "INSERT INTO "+table+" (object_type, id, resource_version, created_at_us, written_at_us) VALUES ('widget', 'a', 0, 0, 0)")
 	require.NoError(t, tx.Commit())
 	require.NoError(t, <-written)
 	require.Equal(t, "fenced", string(testkit.Get(t, store, widget).Payload))
