@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -83,6 +84,7 @@ const logSize = "--innodb-log-file-size=8M"
 // template is the directory that each server begins with. To make it takes some seconds.
 var template = sync.OnceValues(func() (string, error) {
 	dir, err := serverDir()
+	whenAllEnd(func() { _ = os.RemoveAll(dir) })
 	if err != nil {
 		return dir, err
 	}
@@ -170,6 +172,7 @@ func start(t testing.TB, args ...string) *server {
 var common = sync.OnceValues(func() (*server, error) {
 	s, err := newServer("--log-bin=binlog", "--sync-binlog=1", "--binlog-format=ROW")
 	if err == nil {
+		whenAllEnd(s.close)
 		err = s.Start(context.Background())
 	}
 	return s, err
@@ -183,16 +186,23 @@ func shared(t testing.TB) *server {
 	return s
 }
 
-// end is called when all tests have ended.
+// atEnd has what is to be done when all tests have ended, the last one first.
+var atEnd struct {
+	sync.Mutex
+	all []func()
+}
+
+func whenAllEnd(do func()) {
+	atEnd.Lock()
+	defer atEnd.Unlock()
+	atEnd.all = append(atEnd.all, do)
+}
+
 func end() {
-	if _, err := os.Stat(program); err != nil {
-		return
-	}
-	if s, _ := common(); s != nil {
-		s.close()
-	}
-	if dir, _ := template(); dir != "" {
-		_ = os.RemoveAll(dir)
+	atEnd.Lock()
+	defer atEnd.Unlock()
+	for _, do := range slices.Backward(atEnd.all) {
+		do()
 	}
 }
 
