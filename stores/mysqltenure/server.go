@@ -80,7 +80,7 @@ func (s server) settings() map[string]string {
 	}
 	set := map[string]string{"innodb_lock_wait_timeout": "5"}
 	if s.isMariaDB() {
-		set["idle_write_transaction_timeout"] = "60" // of a process that is paused within a fenced transaction
+		set["idle_transaction_timeout"] = "60" // of a process that is paused within a fenced transaction
 	}
 	switch {
 	case s.isGalera():

@@ -322,7 +322,7 @@ func TestAURLOpensTheStore(t *testing.T) {
 	require.NoError(t, err)
 	ready(t, store)
 	var limit, idle int
-	require.NoError(t, store.DB().QueryRow("SELECT @@innodb_lock_wait_timeout, @@idle_write_transaction_timeout").Scan(&limit, &idle))
+	require.NoError(t, store.DB().QueryRow("SELECT @@innodb_lock_wait_timeout, @@idle_transaction_timeout").Scan(&limit, &idle))
 	require.Equal(t, []int{5, 60}, []int{limit, idle})
 }
 
