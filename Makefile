@@ -42,7 +42,7 @@ needs:
 		{ echo "make check needs a C compiler, for the race detector: install gcc or clang, and leave CGO_ENABLED unset. make test needs none."; exit 1; }
 	@echo "make check takes about half an hour on two cores, and some more with empty caches."
 	@PATH="$$PATH:$$(echo "$$TENURE_TEST_POSTGRES" /usr/lib/postgresql/*/bin | tr ' ' :):$$(dirname "$${TENURE_TEST_PGBOUNCER:-/usr/sbin/pgbouncer}")"; \
-		for program in postgres pgbouncer promtool minisign jq; do \
+		for program in postgres pgbouncer mariadbd promtool minisign jq; do \
 			command -v $$program >/dev/null || echo "There is no $$program: the tests that need it are skipped."; \
 		done
 	@test -x "$(KUBE)" || echo "There is no API server of Kubernetes (make kube-apiserver): the tests that need it are skipped."
@@ -74,6 +74,7 @@ check-modules:
 	cd proof && go test $(RACE) -timeout 60m ./databases
 	cd oteltenure && go test $(RACE) -timeout 60m ./...
 	cd stores/etcdtenure && go test $(RACE) -timeout 60m ./...
+	cd stores/mysqltenure && go test $(RACE) -timeout 60m ./...
 	cd stores/kubetenure && go test $(RACE) -timeout 60m ./...
 	cd examples/periodic && go test $(RACE) -timeout 60m ./...
 	cd examples/integrations && go test -timeout 60m ./...
@@ -82,7 +83,7 @@ check-modules:
 format:
 	@unformatted=$$("$$(go env GOROOT)/bin/gofmt" -l .) || exit 1; [ -z "$$unformatted" ] || { echo "gofmt would change: $$unformatted"; exit 1; }
 
-MODULES := . cmd/tenure proof oteltenure stores/natstenure stores/etcdtenure stores/kubetenure examples/periodic examples/integrations
+MODULES := . cmd/tenure proof oteltenure stores/natstenure stores/etcdtenure stores/kubetenure stores/mysqltenure examples/periodic examples/integrations
 
 .PHONY: lint
 lint: format ## gofmt, vet, staticcheck, and whether each mutant fits the code
@@ -128,6 +129,14 @@ kube: kube-apiserver ## all tests that need Kubernetes, with a mixed fleet of 1,
 	cd examples/integrations && TENURE_REQUIRE_KUBE=1 go test -run TestAManagerIsAJob -timeout 60m ./...
 	cd cmd/tenure && TENURE_REQUIRE_KUBE=1 go test -run Kubernetes -timeout 60m ./...
 	cd proof/interop && TENURE_REQUIRE_KUBE=1 go test -v -timeout 60m . -args -terms 1000
+
+.PHONY: test-galera
+test-galera: ## leases on a Galera cluster of three nodes, for two minutes
+	cd stores/mysqltenure && TENURE_TEST_GALERA=1 go test -run TestOnAClusterOfThreeNodes -v -timeout 30m .
+
+.PHONY: test-mysql
+test-mysql: ## leases on a server of your own, DSN='user:password@tcp(host:3306)/scratch', such as one of MySQL
+	cd stores/mysqltenure && TENURE_TEST_MYSQL='$(DSN)' go test -run TestOnAServerOfYourOwn -v -timeout 30m .
 
 DURATION := 10m
 

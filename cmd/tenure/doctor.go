@@ -177,7 +177,7 @@ func (s *storeFlag) examine(ctx context.Context, replicas int, look time.Duratio
 			d.add("sync", warning("unless the servers run with sync_interval: always, a lease may be held twice after a power failure", "if they do, add sync=always to the URL"))
 		}
 	default:
-		d.Server = map[string]string{"etcd": "etcd", "kube": "Kubernetes"}[scheme.names[0]]
+		d.Server = map[string]string{"etcd": "etcd", "kube": "Kubernetes", "mysql": "MySQL or MariaDB"}[scheme.names[0]]
 	}
 	if usable {
 		if err := d.use(ctx, s, look); errors.As(err, new(errUsage)) {
@@ -215,6 +215,11 @@ func (d *diagnosis) use(ctx context.Context, s *storeFlag, look time.Duration) e
 		}
 	}()
 	d.Server = cmp.Or(d.Server, s.describe(store))
+	if store, ok := store.(interface{ Check(context.Context) error }); ok { // MySQL
+		if err := store.Check(opening); err != nil {
+			return err
+		}
+	}
 	key := tenure.Key{Type: "tenure.doctor", ID: rand.Text()}
 	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: key, Logger: slog.New(log)})
 	if err != nil {

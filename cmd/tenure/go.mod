@@ -6,6 +6,7 @@ replace (
 	github.com/tenurelib/tenure => ../..
 	github.com/tenurelib/tenure/stores/etcdtenure => ../../stores/etcdtenure
 	github.com/tenurelib/tenure/stores/kubetenure => ../../stores/kubetenure
+	github.com/tenurelib/tenure/stores/mysqltenure => ../../stores/mysqltenure
 	github.com/tenurelib/tenure/stores/natstenure => ../../stores/natstenure
 )
 
@@ -20,6 +21,7 @@ require (
 	github.com/tenurelib/tenure v0.0.0
 	github.com/tenurelib/tenure/stores/etcdtenure v0.0.0
 	github.com/tenurelib/tenure/stores/kubetenure v0.0.0
+	github.com/tenurelib/tenure/stores/mysqltenure v0.0.0
 	github.com/tenurelib/tenure/stores/natstenure v0.0.0
 	go.etcd.io/etcd/client/v3 v3.7.3
 	go.uber.org/zap v1.27.1
@@ -28,12 +30,14 @@ require (
 )
 
 require (
+	filippo.io/edwards25519 v1.2.0 // indirect
 	github.com/antithesishq/antithesis-sdk-go v0.8.0-default-no-op // indirect
 	github.com/coreos/go-semver v0.3.1 // indirect
 	github.com/coreos/go-systemd/v22 v22.7.0 // indirect
 	github.com/cpuguy83/go-md2man/v2 v2.0.6 // indirect
 	github.com/davecgh/go-spew v1.1.2-0.20180830191138-d8f796af33cc // indirect
 	github.com/dustin/go-humanize v1.0.1 // indirect
+	github.com/go-sql-driver/mysql v1.10.1 // indirect
 	github.com/golang/protobuf v1.5.4 // indirect
 	github.com/google/go-tpm v0.9.8 // indirect
 	github.com/google/uuid v1.6.0 // indirect

@@ -188,7 +188,7 @@ func isLease(obj tenure.Object) bool {
 func (s *storeFlag) typesOf(ctx context.Context, store database, n int) (types []string, err error) {
 	if store, ok := store.(interface {
 		Types(context.Context, int) ([]string, error)
-	}); ok { // NATS, etcd and Kubernetes
+	}); ok { // NATS, etcd, Kubernetes and MySQL
 		return store.Types(ctx, n)
 	}
 	// Get explains what is wrong with a table; the errors below are the driver's.

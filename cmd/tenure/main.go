@@ -1,6 +1,6 @@
 //go:build unix
 
-// Tenure runs a program in one place at a time, using a lease in Postgres, NATS, etcd, Kubernetes
+// Tenure runs a program in one place at a time, using a lease in Postgres, MySQL, NATS, etcd, Kubernetes
 // or a SQLite file, and shows and moves such leases. docs/command.md says what it guarantees on
 // which operating system.
 package main
@@ -28,13 +28,14 @@ import (
 )
 
 // Blocks are indented by four characters, so that the manual page keeps their lines.
-const overview = `Tenure runs a program in one place at a time, using a lease in Postgres, NATS JetStream,
-etcd, Kubernetes or a SQLite file.
+const overview = `Tenure runs a program in one place at a time, using a lease in Postgres, MySQL, MariaDB,
+NATS JetStream, etcd, Kubernetes or a SQLite file.
 
 Stores:
 
     /var/lib/web.db                                       a SQLite file, for the processes of one host
     postgres://user:password@host/db
+    mysql://user:password@host/db                         or MariaDB; with TLS: tls=true, ca=FILE, cert=FILE and key=FILE
     nats://host,host/?replicas=3&sync=always&creds=FILE   or user:password@ or nkey=FILE; stream=NAME; with
                                                           TLS: ca=FILE, cert=FILE and key=FILE, tls=required
     etcd://user:password@host,host/prefix                 etcds: with TLS: ca=FILE, cert=FILE and key=FILE

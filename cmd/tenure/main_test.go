@@ -66,7 +66,7 @@ func TestABadCommandLineIsReportedInOneLineAndExitStatus2(t *testing.T) {
 		{"run", "--store", db, "--key", "/", "--", "true"},
 		{"run", "--store", ":memory:", "--key", "k", "--", "true"},
 		{"run", "--store", "sqlite::memory:", "--key", "k", "--once", "--", "true"},
-		{"run", "--store", "mysql://localhost/db", "--key", "k", "--", "true"},
+		{"run", "--store", "mongodb://localhost/db", "--key", "k", "--", "true"},
 		{"run", "--store", "host=localhost dbname=db", "--key", "k", "--", "true"},
 		{"run", "--store", "postgres:/localhost/db", "--key", "k", "--", "true"},
 		{"run", "--store", "postgres//u:secret@localhost/db", "--key", "k", "--", "true"},

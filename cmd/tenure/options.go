@@ -30,7 +30,7 @@ func (o *options) storeFlags(c *cobra.Command) {
 
 func (o *options) urlAndSchemaFlags(c *cobra.Command) {
 	o.store.flags = c.Flags()
-	c.Flags().StringVar(&o.store.flag, "store", "", "`PATH` of a SQLite file, for the processes of one host, or a postgres://, nats://, etcd:// or kube:// URL; put a URL with a password into $"+storeEnv+" instead")
+	c.Flags().StringVar(&o.store.flag, "store", "", "`PATH` of a SQLite file, for the processes of one host, or a postgres://, mysql://, nats://, etcd:// or kube:// URL; put a URL with a password into $"+storeEnv+" instead")
 	c.Flags().StringVar(&o.store.schema, "schema", "", "`NAME` of the table's schema, on Postgres (default $"+schemaEnv+", or the first schema of the search_path that has the table)")
 }
 

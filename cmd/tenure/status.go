@@ -26,7 +26,6 @@ import (
 	"github.com/tenurelib/tenure/internal/objects"
 	"github.com/tenurelib/tenure/stores/etcdtenure"
 	"github.com/tenurelib/tenure/stores/kubetenure"
-	"github.com/tenurelib/tenure/stores/natstenure"
 )
 
 func statusCommand(out *output) *cobra.Command {
@@ -145,7 +144,9 @@ func (s *storeFlag) freeOrUnused(ctx context.Context, store database, key tenure
 		}
 	case *etcdtenure.Store, *kubetenure.Store:
 		known = true // they have no tombstones, so it is unknown
-	case *natstenure.Store:
+	case interface {
+		EverExisted(context.Context, tenure.Key) (bool, error)
+	}: // NATS and MySQL
 		known, err = store.EverExisted(ctx, key) // which a user who may only read can tell
 	case *tenure.SQLiteStore:
 		err = store.DB().QueryRowContext(ctx, query, key.Type, key.ID).Scan(&known)

@@ -54,8 +54,10 @@ type scheme struct {
 	// Open refuses a URL that can't be right before any I/O.
 	open func(ctx context.Context, url string, s *storeFlag, log *slog.Logger) (database, error)
 
-	// Another says how to keep separate leases in one server, where there are no tables.
+	// Another says how to keep separate leases in one server, where claims have no tables.
 	another string
+
+	table bool // leases have one, which --table names, although claims have none
 }
 
 // A store of another system is one more entry here, with its own func to open it.
@@ -64,6 +66,7 @@ var schemes = []scheme{
 	{names: []string{"nats", "tls"}, open: openNATS, another: "add ?stream=NAME to the URL"},
 	{names: []string{"etcd", "etcds"}, open: openEtcd, another: "add /PREFIX to the URL"},
 	{names: []string{"kube"}, open: openKube, another: "use another namespace"},
+	{names: []string{"mysql"}, open: openMySQL, another: "use another --table", table: true},
 }
 
 // schemeOf returns the scheme of a URL, nil for a path.
@@ -77,7 +80,7 @@ func schemeOf(name string) *scheme {
 	return nil
 }
 
-// isSQL reports whether a store has tables.
+// isSQL reports whether a store has tables for leases and claims.
 func isSQL(name string) bool {
 	scheme := schemeOf(name)
 	return scheme == nil || scheme.another == ""
@@ -105,8 +108,8 @@ func (s *storeFlag) name() (string, error) {
 	switch {
 	case name == "":
 		return "", usageError("no store: give --store, or set %s", storeEnv)
-	case scheme != nil && scheme.another != "" && s.table != "":
-		return "", usageError("--table needs a store on Postgres or SQLite; here, %s", scheme.another)
+	case scheme != nil && scheme.another != "" && !scheme.table && s.table != "":
+		return "", usageError("--table needs a store on Postgres, MySQL or SQLite; here, %s", scheme.another)
 	case s.schema != "" && !isPostgres(name):
 		return "", usageError("--schema needs a store on Postgres")
 	case s.lossless && !isPostgres(name):
@@ -119,7 +122,7 @@ func (s *storeFlag) name() (string, error) {
 	}
 	path, _, err := storeurl.Path(name) // this program always shares the file
 	if err != nil && !strings.HasPrefix(name, "sqlite:") && name != ":memory:" {
-		err = errors.New("it is neither a postgres:, nats:, etcd: or kube: URL, with // after it, nor the path of a SQLite file; " + storeurl.Remedy)
+		err = errors.New("it is neither a postgres:, mysql:, nats:, etcd: or kube: URL, with // after it, nor the path of a SQLite file; " + storeurl.Remedy)
 	}
 	if err != nil {
 		return "", usageError("no store in %s: %v", s.source(), err)

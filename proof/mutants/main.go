@@ -99,20 +99,22 @@ var suites = []*suite{
 	{dir: "stores/natstenure"},
 	{dir: "stores/etcdtenure"},
 	{dir: "stores/kubetenure"},
+	{dir: "stores/mysqltenure"},
 	{dir: "proof/release"},
 }
 
 // own maps a suite to the files whose mutants are its own: besides the test that has killed
 // one of them before, only this suite is tried. Of several suites the first one counts.
 var own = map[string][]string{
-	"cmd/tenure":        {"cmd/tenure/", "internal/proctree/"},
-	"schedule":          {"schedule/"},
-	"witness":           {"witness/"},
-	"stores/natstenure": {"stores/natstenure/"},
-	"stores/etcdtenure": {"stores/etcdtenure/"},
-	"stores/kubetenure": {"stores/kubetenure/"},
-	"claims/queuehttp":  {"claims/queuehttp/"},
-	"route":             {"route/"},
+	"cmd/tenure":         {"cmd/tenure/", "internal/proctree/"},
+	"schedule":           {"schedule/"},
+	"witness":            {"witness/"},
+	"stores/natstenure":  {"stores/natstenure/"},
+	"stores/etcdtenure":  {"stores/etcdtenure/"},
+	"stores/kubetenure":  {"stores/kubetenure/"},
+	"stores/mysqltenure": {"stores/mysqltenure/"},
+	"claims/queuehttp":   {"claims/queuehttp/"},
+	"route":              {"route/"},
 	"claims": {"claims/", "internal/pgobjects/claim", "internal/sqliteobjects/claim",
 		"internal/pgobjects/rows", "internal/sqliteobjects/rows"},
 	"shards":        {"shards/"},

@@ -100,7 +100,7 @@ func main() {
 	})
 	// The checksums that were written before the version was published are the right ones.
 	t.Run("a checkout of the tag", func(t *testing.T) {
-		for _, m := range []string{"oteltenure", "stores/natstenure", "stores/etcdtenure", "stores/kubetenure", "cmd/tenure"} {
+		for _, m := range []string{"oteltenure", "stores/natstenure", "stores/etcdtenure", "stores/kubetenure", "stores/mysqltenure", "cmd/tenure"} {
 			sh(t, repo, nil, "git", "checkout", "--quiet", m+"/v0.1.0")
 			sh(t, filepath.Join(repo, m), env, "go", "build", "-mod=readonly", "./...")
 		}
@@ -125,7 +125,7 @@ func TestAReleaseLeavesTheCheckoutAndTheRemoteAlone(t *testing.T) {
 	if refs := sh(t, remote, nil, "git", "for-each-ref"); refs != "" {
 		t.Errorf("pushed: %s", refs)
 	}
-	want := "release-v0.1.0\ncmd/tenure/v0.1.0\noteltenure/v0.1.0\nstores/etcdtenure/v0.1.0\nstores/kubetenure/v0.1.0\nstores/natstenure/v0.1.0\nv0.1.0\n"
+	want := "release-v0.1.0\ncmd/tenure/v0.1.0\noteltenure/v0.1.0\nstores/etcdtenure/v0.1.0\nstores/kubetenure/v0.1.0\nstores/mysqltenure/v0.1.0\nstores/natstenure/v0.1.0\nv0.1.0\n"
 	if refs := sh(t, repo, nil, "git", "for-each-ref", "--format=%(refname:short)", "--contains=release-v0.1.0"); refs != want {
 		t.Errorf("got the branch and tags %s, want %s", refs, want)
 	}

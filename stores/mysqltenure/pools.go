@@ -1,0 +1,68 @@
+package mysqltenure
+
+import (
+	"database/sql"
+	"database/sql/driver"
+
+	"github.com/go-sql-driver/mysql"
+)
+
+// pools are a store's connections: those of its calls, so that renewals don't wait behind a program's queries,
+// those of its bells, and those of the program. If the database is the caller's, all three are.
+type pools struct {
+	calls, bells, app *sql.DB
+
+	address string // of the server; empty: unknown
+	owned   bool
+}
+
+const mostCalls = 4 // connections at once
+
+// openPools makes pools that connect when they are used. They end a call of the store, though not of the program,
+// whose answer does not arrive.
+func openPools(config *mysql.Config, is server) (p pools, err error) {
+	config = config.Clone()
+	config.MaxAllowedPacket = is.packet() // the server would break the connection
+	if config.Params == nil {
+		config.Params = make(map[string]string)
+	}
+	for name, value := range is.settings() {
+		if _, ok := config.Params[name]; !ok {
+			config.Params[name] = value
+		}
+	}
+	app, err := mysql.NewConnector(config)
+	if err != nil {
+		return p, err
+	}
+	quick := config.Clone()
+	quick.ReadTimeout, quick.WriteTimeout = requestTimeout, requestTimeout
+	calls, err := mysql.NewConnector(quick)
+	if err != nil {
+		return p, err
+	}
+	p = pools{calls: sql.OpenDB(calls), bells: sql.OpenDB(calls), app: sql.OpenDB(app), address: config.Addr, owned: true}
+	p.calls.SetMaxOpenConns(mostCalls)
+	p.calls.SetMaxIdleConns(mostCalls)
+	p.bells.SetMaxIdleConns(0)
+	return p, nil
+}
+
+// bellsFit reports whether connections for the bells can be spared.
+func (p pools) bellsFit() bool {
+	most := p.bells.Stats().MaxOpenConnections
+	return most == 0 || most >= 2*(mostBells+1)
+}
+
+// close closes what the caller has not opened. An error would be of a connection that is broken already.
+func (p pools) close() {
+	if p.owned {
+		_, _, _ = p.calls.Close(), p.bells.Close(), p.app.Close()
+	}
+}
+
+// discard closes a connection, and with it all that the server keeps for it.
+func discard(conn *sql.Conn) {
+	_ = conn.Raw(func(any) error { return driver.ErrBadConn })
+	_ = conn.Close()
+}

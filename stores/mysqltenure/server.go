@@ -1,0 +1,112 @@
+package mysqltenure
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/tenurelib/tenure"
+)
+
+// server is what a store has to know about its server. It is asked for once.
+type server struct {
+	database  string // which the connections use; empty: none
+	variables map[string]string
+}
+
+// lookAt asks a server what it is.
+func lookAt(ctx context.Context, db *sql.DB) (server, error) {
+	s := server{variables: make(map[string]string)}
+	var database sql.NullString
+	if err := db.QueryRowContext(ctx, "SELECT DATABASE()").Scan(&database); err != nil {
+		return s, err
+	}
+	s.database = database.String
+	rows, err := db.QueryContext(ctx, `SHOW VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'autocommit', 'wsrep_on',
+		'group_replication_single_primary_mode', 'log_bin', 'binlog_format', 'sync_binlog', 'innodb_flush_log_at_trx_commit', 'max_allowed_packet')`)
+	if err != nil {
+		return s, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var name, value string
+		if err := rows.Scan(&name, &value); err != nil {
+			return s, err
+		}
+		s.variables[name] = value
+	}
+	return s, rows.Err()
+}
+
+// fit returns [tenure.ErrSetup] if the server, or its sessions, can't be used.
+func (s server) fit() error {
+	version, comment := s.variables["version"], s.variables["version_comment"]
+	for _, other := range []string{"TiDB", "Vitess", "PlanetScale", "OceanBase"} {
+		if strings.Contains(version+" "+comment, other) {
+			return fmt.Errorf("%w: the server is %s (%s), whose locks differ from MySQL's", tenure.ErrSetup, other, version)
+		}
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(version, "%d.%d", &major, &minor); err != nil {
+		return fmt.Errorf("%w: the server has no version: %q", tenure.ErrSetup, version)
+	}
+	if major < 8 || s.isMariaDB() && (major < 10 || major == 10 && minor < 6) {
+		return fmt.Errorf("%w: the server has version %s and must have MySQL 8.0 or MariaDB 10.6 or later", tenure.ErrSetup, version)
+	}
+	if s.variables["autocommit"] != "ON" {
+		return fmt.Errorf("%w: the sessions have autocommit = 0, so nothing that the store writes would be committed: leave it on", tenure.ErrSetup)
+	}
+	return nil
+}
+
+func (s server) isMariaDB() bool { return strings.Contains(s.variables["version"], "MariaDB") }
+
+// isGalera reports whether the server is a node of a Galera cluster.
+func (s server) isGalera() bool { return s.variables["wsrep_on"] == "ON" }
+
+// isGroup reports whether several members of a replication group accept writes.
+func (s server) isGroup() bool { return s.variables["group_replication_single_primary_mode"] == "OFF" }
+
+// hasManyWriters reports whether several servers accept writes. Each of them has its own clock, and its own
+// named locks.
+func (s server) hasManyWriters() bool { return s.isGalera() || s.isGroup() }
+
+// settings are the variables of the sessions on connections of the store's own.
+func (s server) settings() map[string]string {
+	if s.variables == nil { // nobody has asked
+		return nil
+	}
+	set := map[string]string{"innodb_lock_wait_timeout": "5"}
+	if s.isMariaDB() {
+		set["idle_transaction_timeout"] = "60" // of a process that is paused within a fenced transaction
+	}
+	switch {
+	case s.isGalera():
+		set["wsrep_sync_wait"] = "1" // a read sees what was written on other nodes before
+	case s.isGroup():
+		set["group_replication_consistency"] = "'BEFORE'"
+	}
+	return set
+}
+
+// packet returns the greatest length of a statement, 0 if it is not known.
+func (s server) packet() (bytes int) {
+	bytes, _ = strconv.Atoi(s.variables["max_allowed_packet"])
+	return bytes
+}
+
+// warnings says what can lose an acknowledged lease, or makes calls fail.
+func (s server) warnings() (all []string) {
+	if s.variables["innodb_flush_log_at_trx_commit"] != "1" {
+		all = append(all, "innodb_flush_log_at_trx_commit is not 1: a crash of the server loses leases that it has acknowledged")
+	}
+	if s.variables["log_bin"] == "ON" && s.variables["sync_binlog"] != "1" {
+		all = append(all, "sync_binlog is not 1: after a crash of the server, its replicas and the binary log may differ")
+	}
+	if s.packet() < 2*tenure.MaxPayload {
+		all = append(all, "max_allowed_packet is below 2 MiB: large payloads are refused")
+	}
+	return all
+}
