@@ -37,7 +37,5 @@ func (cfg Config) withDefaults() (Config, error) {
 	return cfg, nil
 }
 
-// quoted returns the name of the table for statements.
-func (cfg Config) quoted() string {
-	return "`" + strings.ReplaceAll(strings.ReplaceAll(cfg.Table, "`", "``"), ".", "`.`") + "`"
-}
+// quoted returns a name for statements.
+func quoted(name string) string { return "`" + strings.ReplaceAll(name, "`", "``") + "`" }

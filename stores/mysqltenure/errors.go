@@ -27,6 +27,7 @@ const (
 	errDeadlock       = 1213
 	errChanged        = 1020 // a row has been changed since the transaction's snapshot
 	errOutOfRange     = 1690
+	errNoPassword     = 1698
 	errCertification  = 3101 // group replication has rolled the transaction back
 )
 
@@ -56,7 +57,11 @@ func explained(err error) error {
 		return storekit.NotMigrated(err)
 	case errNoColumn:
 		return fmt.Errorf("%w: the table is not one that Migrate has created: choose another Table (%w)", tenure.ErrSetup, err)
-	case errAccess, errAccessDatabase, errNoDatabase:
+	case errOutOfRange:
+		if strings.Contains(err.Error(), cluster) {
+			return fmt.Errorf("%w: several servers accept writes now: open the store again (%w)", tenure.ErrSetup, err)
+		}
+	case errAccess, errAccessDatabase, errNoDatabase, errNoPassword:
 		return fmt.Errorf("%w: the server refuses the user or the database (%w)", tenure.ErrSetup, err)
 	case errTableAccess, errColumnAccess:
 		return fmt.Errorf("%w: the user needs GRANT SELECT, INSERT, UPDATE ON the table, and CREATE to migrate (%w)", tenure.ErrSetup, err)
@@ -88,7 +93,9 @@ func isRolledBack(err error) bool {
 
 // isFenceFailure reports whether a fence has failed because the record does not stand. Of our
 // statements only that one can exceed a number's range, whatever the server's text.
-func isFenceFailure(err error) bool { return number(err) == errOutOfRange }
+func isFenceFailure(err error) bool {
+	return number(err) == errOutOfRange && !strings.Contains(err.Error(), cluster)
+}
 
 const (
 	mostTries    = 8

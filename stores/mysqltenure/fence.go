@@ -37,8 +37,11 @@ func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
 // The lease's record is locked only at the end of the transaction, after fn. In a Galera cluster the commit may
 // fail with a deadlock (error 1213), and nothing is written: try again.
 //
-// fn must use tx, must not end the transaction, also not by a statement such as CREATE TABLE, and must return
-// the first error of a statement.
+// fn must use tx, write only to tables of InnoDB, and return the first error of a statement. It must not end the transaction,
+// also not by a statement such as CREATE TABLE: Fenced then fails, and what fn wrote before is committed without the fence.
+//
+// The driver's COMMIT and ROLLBACK have no context: if the network swallows them, they last until the operating system gives
+// the connection up, or for the DSN's readTimeout.
 func (s *Store) Fenced(ctx context.Context, guard tenure.Guard, fn func(tx *sql.Tx) error) error {
 	return tenure.FencedTx(ctx, s, guard, s.DB(), &sql.TxOptions{Isolation: sql.LevelReadCommitted}, fn)
 }

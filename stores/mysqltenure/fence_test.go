@@ -259,16 +259,23 @@ func runFailures(t *testing.T, s *server, store *mysqltenure.Store, table string
 	require.ErrorIs(t, err, tenure.ErrLost, "it is known to be over")
 }
 
-func TestAFenceInAnotherDatabaseProtectsNothingAndSaysSo(t *testing.T) {
+func TestAFenceHoldsForWritesToAnotherDatabaseOfTheServer(t *testing.T) {
 	t.Parallel()
 	name := newDatabase(t, shared(t))
 	there := pool(t, strings.Replace(shared(t).dsn("admin", ""), "/"+database, "/"+name, 1))
-	store, table, _, term := begun(t)
-	openOn(t, there, table)
-	err := tenure.FencedTx(t.Context(), store, term, there, nil, func(*sql.Tx) error { return nil })
-	require.ErrorIs(t, err, tenure.ErrInvalid)
-	require.ErrorContains(t, err, "db is not the database")
-	require.True(t, term.Valid())
+	store, table, lease, term := begun(t)
+	openOn(t, there, table) // which has such a table, too
+	exec1(t, there, "CREATE TABLE mine (n INT)")
+	insert := func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(t.Context(), "INSERT INTO mine VALUES (1)")
+		return err
+	}
+	require.NoError(t, tenure.FencedTx(t.Context(), store, term, there, nil, insert))
+	exec1(t, store.DB(), "UPDATE "+table+" SET payload = 'other' WHERE id = ?", lease.Config().Key.ID)
+	require.ErrorIs(t, tenure.FencedTx(t.Context(), store, term, there, nil, insert), tenure.ErrLost)
+	var rows int
+	require.NoError(t, there.QueryRow("SELECT COUNT(*) FROM mine").Scan(&rows))
+	require.Equal(t, 1, rows)
 }
 
 func TestFencedCommitsOnlyWhileTheTermStands(t *testing.T) {

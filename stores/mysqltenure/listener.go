@@ -65,6 +65,8 @@ func (l *listener) listen(ctx context.Context) error {
 
 // step looks at the object, and takes its bell, or waits for it. It returns how long to rest before the next step.
 func (l *listener) step(ctx context.Context) (rest time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout) // the connection may be cut off
+	defer cancel()
 	own := l.ownOf(l.key)
 	is, err := l.look(ctx)
 	if err != nil {

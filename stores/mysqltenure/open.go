@@ -20,7 +20,8 @@ import (
 //
 // Renewals wait for a connection like all other queries, and each of up to four watched leases keeps one, unless the pool
 // may have fewer than ten. With the driver's interpolateParams a call takes one round trip in place of two. The driver's
-// rejectReadOnly keeps the store off a server that was demoted.
+// rejectReadOnly keeps the store off a server that was demoted. No code may leave a transaction open on a connection that it
+// gives back to the pool, or autocommit off: the store's next write would be part of it.
 func New(ctx context.Context, db *sql.DB, cfg Config) (*Store, error) {
 	cfg, err := cfg.withDefaults()
 	if db == nil {
@@ -106,9 +107,12 @@ func parse(dsn string) (*mysql.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.Logger = &mysql.NopLogger{} // what goes wrong is in the errors
-	config.InterpolateParams = true    // one round trip
-	config.RejectReadOnly = true       // a connection to a server that was demoted is given up
+	config.Logger = &mysql.NopLogger{}                                 // what goes wrong is in the errors
+	config.InterpolateParams = true                                    // one round trip
+	config.RejectReadOnly = true                                       // a connection to a server that was demoted is given up
+	if err := config.Apply(mysql.Charset("utf8mb4", "")); err != nil { // with others, interpolated parameters are not safe
+		return nil, err
+	}
 	if config.Timeout == 0 {
 		config.Timeout = dialTimeout
 	}

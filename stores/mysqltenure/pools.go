@@ -36,6 +36,7 @@ func openPools(config *mysql.Config, is server) (p pools, err error) {
 		return p, err
 	}
 	quick := config.Clone()
+	quick.Params["innodb_lock_wait_timeout"] = "5" // seconds
 	quick.ReadTimeout, quick.WriteTimeout = requestTimeout, requestTimeout
 	calls, err := mysql.NewConnector(quick)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -24,8 +25,8 @@ func lookAt(ctx context.Context, db *sql.DB) (server, error) {
 		return s, err
 	}
 	s.database = database.String
-	rows, err := db.QueryContext(ctx, `SHOW VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'autocommit', 'wsrep_on',
-		'group_replication_single_primary_mode', 'log_bin', 'binlog_format', 'sync_binlog', 'innodb_flush_log_at_trx_commit', 'max_allowed_packet')`)
+	rows, err := db.QueryContext(ctx, `SHOW VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'autocommit', 'completion_type',
+		'sql_mode', 'character_set_client', 'wsrep_on', 'group_replication_single_primary_mode', 'log_bin', 'binlog_format', 'sync_binlog', 'innodb_flush_log_at_trx_commit', 'max_allowed_packet')`)
 	if err != nil {
 		return s, err
 	}
@@ -55,8 +56,29 @@ func (s server) fit() error {
 	if major < 8 || s.isMariaDB() && (major < 10 || major == 10 && minor < 6) {
 		return fmt.Errorf("%w: the server has version %s and must have MySQL 8.0 or MariaDB 10.6 or later", tenure.ErrSetup, version)
 	}
-	if s.variables["autocommit"] != "ON" {
-		return fmt.Errorf("%w: the sessions have autocommit = 0, so nothing that the store writes would be committed: leave it on", tenure.ErrSetup)
+	if _, ok := s.variables["innodb_flush_log_at_trx_commit"]; !ok {
+		return fmt.Errorf("%w: the server (%s) has no InnoDB, whose locks the store needs", tenure.ErrSetup, version)
+	}
+	return s.fitSession()
+}
+
+// fitSession returns [tenure.ErrSetup] if the settings of the sessions would lose what the store writes, or change it.
+func (s server) fitSession() error {
+	mode, charset := s.variables["sql_mode"], s.variables["character_set_client"]
+	for _, bad := range []struct {
+		is        bool
+		what, why string
+	}{
+		{s.variables["autocommit"] != "ON", "autocommit = 0", "nothing that the store writes would be committed"},
+		{s.variables["completion_type"] != "NO_CHAIN", "completion_type = " + s.variables["completion_type"], "what follows a COMMIT would not be committed"},
+		{strings.Contains(mode, "EMPTY_STRING_IS_NULL"), "sql_mode EMPTY_STRING_IS_NULL", "an empty payload would be a deleted object"},
+		{strings.Contains(mode, "SIMULTANEOUS_ASSIGNMENT"), "sql_mode SIMULTANEOUS_ASSIGNMENT", "an object would get a wrong time of creation"},
+		// In these, the second byte of a character may be a backslash or a quote.
+		{slices.Contains([]string{"big5", "gbk", "gb18030", "sjis", "cp932"}, charset), "the character set " + charset, "the driver's interpolateParams is not safe with it: use utf8mb4"},
+	} {
+		if bad.is {
+			return fmt.Errorf("%w: the sessions have %s, and %s", tenure.ErrSetup, bad.what, bad.why)
+		}
 	}
 	return nil
 }
@@ -78,7 +100,7 @@ func (s server) settings() map[string]string {
 	if s.variables == nil { // nobody has asked
 		return nil
 	}
-	set := map[string]string{"innodb_lock_wait_timeout": "5"}
+	set := make(map[string]string)
 	if s.isMariaDB() {
 		set["idle_transaction_timeout"] = "60" // of a process that is paused within a fenced transaction
 	}

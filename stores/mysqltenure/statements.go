@@ -2,8 +2,8 @@ package mysqltenure
 
 import "strings"
 
-// statements are the texts of a store's statements. All are right under any isolation level, sql_mode,
-// time zone and character set of the session.
+// statements are the texts of a store's statements. All are right under any isolation level and time zone, and under any
+// sql_mode and character set that [server.fit] accepts.
 type statements struct {
 	create, get, list, types, state, replace, revive, insert, remove, wake, fence, put, watch string
 	fencedReplace, fencedRemove                                                               string
@@ -70,7 +70,7 @@ const (
 	// the server's error quotes the expression. It also fails where there is no such row, as in another database.
 	//
 	// On one server it locks the record, and a takeover waits for the transaction.
-	lockTerm = `SET @tenure_fence = (SELECT IF(f.stands = 1{galera}, 1, {max} + LENGTH(CONCAT('{lost}', f.stands)))
+	lockTerm = `SET @tenure_fence = (SELECT IF(f.stands <> 1, {max} + LENGTH(CONCAT('{lost}', f.stands)), IF({alone}, 1, {max} + LENGTH(CONCAT('{cluster}', f.stands))))
 		FROM (SELECT COUNT(*) AS stands FROM {table} WHERE object_type = ? AND id = ? AND payload = ? LOCK IN SHARE MODE) f)`
 
 	// In a cluster locks are those of one node. There it writes to the record: a takeover on another node writes to it too, and
@@ -101,18 +101,21 @@ const greatest = `9223372036854775807`
 const (
 	lost     = "tenure: the term is over; records that stand: "
 	conflict = "tenure: the object has another version; records that have this one: "
+	cluster  = "tenure: several servers accept writes now, and the fence is for one: open the store again; records: "
 )
 
 // newStatements returns the statements on a table whose name is quoted. The fence is the one for that server. On one
 // that may become a node of a cluster while the store is open, it fails from then on.
 func newStatements(table string, is server) statements {
-	fence, galera := lockTerm, ""
+	fence, alone := lockTerm, "1"
 	if is.hasManyWriters() {
 		fence = writeTerm
 	} else if _, ok := is.variables["wsrep_on"]; ok {
-		galera = " AND NOT @@wsrep_on"
+		alone = "NOT @@wsrep_on"
+	} else if _, ok := is.variables["group_replication_single_primary_mode"]; ok {
+		alone = "@@group_replication_single_primary_mode"
 	}
-	in := strings.NewReplacer("{table}", table, "{now}", now, "{max}", greatest, "{lost}", lost, "{conflict}", conflict, "{galera}", galera).Replace
+	in := strings.NewReplacer("{table}", table, "{now}", now, "{max}", greatest, "{lost}", lost, "{conflict}", conflict, "{cluster}", cluster, "{alone}", alone).Replace
 	return statements{
 		create: in(createTable), get: in(getObject), list: in(listObjects), types: in(listTypes), state: in(getState),
 		replace: in(replaceObject), revive: in(reviveObject), insert: in(insertObject), remove: in(removeObject),

@@ -54,7 +54,9 @@ const requestTimeout = 10 * time.Second
 
 // newStore returns a store on a server that is fit.
 func newStore(p pools, cfg Config, is server) *Store {
-	s := &shared{pools: p, cfg: cfg, server: is, sql: newStatements(cfg.quoted(), is), known: make(map[tenure.Key]state)}
+	s := &shared{pools: p, cfg: cfg, server: is, known: make(map[tenure.Key]state)}
+	database, table := s.table() // always with the database: a connection of the caller's pool may use another one now
+	s.sql = newStatements(quoted(database)+"."+quoted(table), is)
 	s.bells = newBells(s)
 	return &Store{shared: s}
 }
@@ -158,7 +160,7 @@ func (s *Store) EverExisted(ctx context.Context, key tenure.Key) (known bool, er
 	ctx, cancel := storekit.WithLimit(ctx, requestTimeout)
 	defer cancel()
 	is, err := s.read(ctx, s.pools.calls, key)
-	return !is.noRow, explained(err)
+	return is.created > 0, explained(err) // otherwise it was only woken
 }
 
 // row is an object as it is read.
