@@ -109,7 +109,7 @@ func (c *Client) Serve(ctx context.Context, n int, fn func(ctx context.Context, 
 		w := &work{c: c, n: n, fn: fn, session: *out.Session, ttl: time.Duration(out.Session.TTL),
 			has: make(map[claims.Claim]*begun), dropped: make(chan struct{}, 1)}
 		w.trust(sent)
-		c.cfg.Logger.Debug("began session", "session", w.session.ID)
+		c.cfg.Logger.Info("began session", "session", w.session.ID)
 		w.run(ctx)
 	}
 	return nil

@@ -3,7 +3,9 @@ package objects
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
+	"strings"
 )
 
 // FencedTx runs fn in a transaction of db that ends with a fence statement. It returns fn's error
@@ -36,8 +38,15 @@ func InOneTx(ctx context.Context, tx *sql.Tx, fn func(tx *sql.Tx) error) (fnErr,
 		return err, nil
 	}
 	_, err = tx.ExecContext(ctx, "RELEASE SAVEPOINT tenure_func")
-	if err != nil && ctx.Err() == nil {
+	if err != nil && ctx.Err() == nil && isTxGone(err) {
 		err = fmt.Errorf("fn has ended the transaction itself, or has not returned the error of a statement, so its writes were not fenced: %w", err)
 	}
 	return nil, err
+}
+
+// isTxGone reports whether database/sql or the database says that the savepoint, or its transaction, is gone or has failed. Other errors are
+// those of the connection. Drivers have no code in common for it, and each database names what it misses.
+func isTxGone(err error) bool {
+	text := strings.ToLower(err.Error())
+	return errors.Is(err, sql.ErrTxDone) || strings.Contains(text, "savepoint") || strings.Contains(text, "transaction is aborted")
 }

@@ -304,6 +304,12 @@ func TestFencedCommitsOnlyWhileTheTermStands(t *testing.T) {
 		})
 		require.ErrorContains(t, err, "fn has ended the transaction itself", ending)
 	}
+	err := store.Fenced(t.Context(), term, func(tx *sql.Tx) error {
+		_, _ = tx.ExecContext(t.Context(), "KILL CONNECTION_ID()")
+		return nil
+	})
+	require.Error(t, err)
+	require.NotContains(t, err.Error(), "fn has ended", "its connection is gone")
 	for _, harmless := range []string{"SAVEPOINT own; ROLLBACK TO SAVEPOINT own", "SAVEPOINT own; RELEASE SAVEPOINT own"} {
 		require.NoError(t, store.Fenced(t.Context(), term, func(tx *sql.Tx) error {
 			return testkit.SendEnding(t.Context(), harmless, func(ctx context.Context, query string) error {
@@ -319,7 +325,7 @@ func TestFencedCommitsOnlyWhileTheTermStands(t *testing.T) {
 	next := testkit.MustAcquire(t, lease)
 	record := testkit.Get(t, store, lease.Key())
 	require.NoError(t, store.Fenced(t.Context(), next, insert))
-	err := store.Fenced(t.Context(), next, func(tx *sql.Tx) error {
+	err = store.Fenced(t.Context(), next, func(tx *sql.Tx) error {
 		record.Payload = []byte(`{"holder":"b","term":"x","ttl_ms":1000}`)
 		_, err := store.PutIf(t.Context(), record, tenure.IfVersion(record.Version)) // it does not wait for fn
 		return errors.Join(err, insert(tx))
