@@ -500,3 +500,37 @@ func (f *fleet) databaseRestarts(t *testing.T, server *testkit.PostgresServer) {
 	}
 	f.awaitStart(t, starts)
 }
+
+// handsOver runs replicas through a handover, a death, and the release at the end, and looks at what the command says of the
+// lease, whose age is by that clock.
+func (s *site) handsOver(t *testing.T, clock string) {
+	t.Helper()
+	const ttl = 3 * testTTL // a busy machine must not cost a the lease
+	args := append([]string{"--ttl", ttl.String(), "--confirm", "1"}, s.service(t)...)
+	a := s.start(t, "a", args...)
+	s.awaitStart(t, 0)
+	b := s.start(t, "b", args...)
+	b.awaitLog(t, `msg="lease has another holder"`)
+	if v := s.view(t); v.State != stateHeld || v.Holder != "a" || v.Clock != clock || v.AgeMS > v.TTLMS {
+		t.Errorf("the status is %+v", v)
+	}
+	if got := s.ask(t, "list"); !strings.Contains(got, "reconciler_lease/svc  a ") {
+		t.Errorf("the list is %q", got)
+	}
+	if got := s.ask(t, "handover", "--to", "b", "--wait", "1m"); !strings.HasSuffix(got, "b holds reconciler_lease/svc\n") {
+		t.Errorf("handover: %q", got)
+	}
+	s.awaitStart(t, 1)
+	b.signal(t, syscall.SIGKILL)
+	killed := time.Now()
+	if next := s.awaitStart(t, 2); next.holder != "a" || next.at.Sub(killed) < ttl-ttl/3 { // b has renewed it at most an interval before
+		t.Errorf("%s took over after %v", next.holder, next.at.Sub(killed))
+	}
+	a.signal(t, syscall.SIGTERM)
+	if status := a.awaitExit(t); status != 0 {
+		t.Errorf("exit status %d", status)
+	}
+	if v := s.view(t); v.State != stateFree {
+		t.Errorf("after the release the status is %+v", v)
+	}
+}

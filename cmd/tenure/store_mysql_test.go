@@ -95,34 +95,7 @@ func TestCommandsOnMySQL(t *testing.T) {
 	if status != exitUnfit || !strings.Contains(stdout, "run tenure migrate") {
 		t.Errorf("doctor at first: exit status %d, %q and %q", status, stdout, stderr)
 	}
-	const ttl = 3 * testTTL // a busy machine must not cost a the lease
-	args := append([]string{"--ttl", ttl.String(), "--confirm", "1"}, s.service(t)...)
-	a := s.start(t, "a", args...)
-	s.awaitStart(t, 0)
-	b := s.start(t, "b", args...)
-	b.awaitLog(t, `msg="lease has another holder"`)
-	if v := s.view(t); v.State != stateHeld || v.Holder != "a" || v.Clock != "" || v.AgeMS > v.TTLMS {
-		t.Errorf("the status is %+v", v)
-	}
-	if got := s.ask(t, "list"); !strings.Contains(got, "reconciler_lease/svc  a ") {
-		t.Errorf("the list is %q", got)
-	}
-	if got := s.ask(t, "handover", "--to", "b", "--wait", "1m"); !strings.HasSuffix(got, "b holds reconciler_lease/svc\n") {
-		t.Errorf("handover: %q", got)
-	}
-	s.awaitStart(t, 1)
-	b.signal(t, syscall.SIGKILL)
-	killed := time.Now()
-	if next := s.awaitStart(t, 2); next.holder != "a" || next.at.Sub(killed) < ttl-ttl/3 { // b has renewed it at most an interval before
-		t.Errorf("%s took over after %v", next.holder, next.at.Sub(killed))
-	}
-	a.signal(t, syscall.SIGTERM)
-	if status := a.awaitExit(t); status != 0 {
-		t.Errorf("exit status %d", status)
-	}
-	if v := s.view(t); v.State != stateFree {
-		t.Errorf("after the release the status is %+v", v)
-	}
+	s.handsOver(t, "")
 	for _, args := range [][]string{{"drain", "--replica", "a", "--for", "1m", "--force"}, {"list", "--drained"}} {
 		if status, stdout, stderr := tenureCommand(t, append(args, "--store", s.store)...); status != 0 || !strings.Contains(stdout, "a ") {
 			t.Errorf("%q: exit status %d, %q and %q", args, status, stdout, stderr)
