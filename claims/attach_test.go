@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -227,18 +228,24 @@ func TestAttachingSurvivesLostAnswers(t *testing.T) {
 // The owners are of an older version: they free what others have asked for.
 func TestWhoAttachesCompetesForWhatOlderOwnersFree(t *testing.T) {
 	inBubble(t, func(w *world) {
+		// Without delays that differ, virtual time may let the same process come first each time.
+		slow := testkit.Only("claims.take", func(ctx context.Context, _ storetest.Call, send func(context.Context) error) error {
+			time.Sleep(rand.N(5 * time.Millisecond))
+			return send(ctx)
+		})
 		for i := range 3 {
 			p := w.start(fmt.Sprint("old", i))
 			p.fault(func(ctx context.Context, c storetest.Call, send func(context.Context) error) error {
 				if c.Op == "claims.look" && c.Key.Type == "tenure.attach/tenant" {
 					return testkit.Refuse(ctx, c, send)
 				}
-				return send(ctx)
+				return slow(ctx, c, send)
 			})
 			p.compete(w.Context(), "one")
 		}
-		synctest.Wait()
+		time.Sleep(time.Second)
 		b := w.start("b")
+		b.fault(slow)
 		began, before := time.Now(), w.begun()
 		require.True(w, b.keys.Holds(<-b.attach(w.Context(), "one")))
 		require.Less(w, time.Since(began), 10*time.Second)
