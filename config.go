@@ -131,7 +131,8 @@ type CoordinatorConfig struct {
 	RenewDeadline time.Duration
 
 	// Check, if set, returns nil if this replica is healthy. It is called before the
-	// replica competes, with [RoleStandby], and before each renewal, with [RoleHolder], or
+	// replica competes, and each RenewInterval while it waits, with [RoleStandby], and before
+	// each renewal, with [RoleHolder], or
 	// with [RoleConfirming] if the job has not begun yet. An unhealthy standby does not
 	// compete. An unhealthy holder does not renew. After CheckFailures failures in a row, or
 	// at the RenewDeadline, its term ends with [ErrUnhealthy], and the lease is released once

@@ -28,13 +28,21 @@ func (r *runner) check(ctx context.Context, role tenure.Role) error {
 	if role == tenure.RoleHolder {
 		arg = "active"
 	}
-	return runHook(ctx, r.opts.check, []string{arg}, environ(), nil)
+	began := time.Now()
+	err := runHook(ctx, r.opts.check, []string{arg}, environ(), nil)
+	end, _ := ctx.Deadline()
+	took, limit := time.Since(began), end.Sub(began)
+	wasSlow := r.checkSlow
+	if r.checkSlow = took > limit/2; r.checkSlow && !wasSlow {
+		r.log.Warn("--check has used more than half of its time", "took", took.Round(time.Millisecond), "limit", limit.Round(time.Millisecond))
+	}
+	return err
 }
 
-// fence runs --fence for a host that has vanished and for the --peers.
+// fence runs --fence for a host that has vanished. The job does so for the --peers.
 func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 	term := tenure.TermFromContext(ctx)
-	// A host that has restarted must not cut off its own power or that of healthy peers.
+	// A host that has restarted must not cut off its own power.
 	if prev.Holder == r.opts.replica {
 		r.log.Info("not fencing an earlier run of this replica", "predecessor", prev.Holder)
 		return nil
@@ -47,25 +55,20 @@ func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 		return err
 	}
 	if isUnknown(prev) && r.hasPeers() { // it is one of them
-		prev.Holder = "" // which is no peer's name
-	} else {
-		r.log.Info("fencing", "predecessor", printable(prev.Holder))
-		if err := runForTerm(ctx, r.opts.fence,
-			environVar("TENURE_PREDECESSOR", prev.Holder), environVar("TENURE_PREDECESSOR_TERM", prev.Term)); err != nil {
-			return err
-		}
-	}
-	if r.peersFenced == term.ID() { // after an earlier predecessor
 		return nil
 	}
-	if r.opts.peers != "" {
-		r.log.Info("fencing", "peers", printable(r.opts.peers))
-	}
-	if err := r.fencePeers(ctx, prev.Holder); err != nil {
+	r.log.Info("fencing", "predecessor", printable(prev.Holder))
+	if err := runForTerm(ctx, r.opts.fence,
+		environVar("TENURE_PREDECESSOR", prev.Holder), environVar("TENURE_PREDECESSOR_TERM", prev.Term)); err != nil {
 		return err
 	}
-	r.peersFenced = term.ID()
+	r.fenced = append(r.fencedIn(term), fencedHost{term.ID(), prev.Holder})
 	return nil
+}
+
+// fencedIn returns the hosts that were fenced in a term.
+func (r *runner) fencedIn(term *tenure.Term) []fencedHost {
+	return slices.DeleteFunc(r.fenced, func(h fencedHost) bool { return h.term != term.ID() })
 }
 
 // isUnknown reports whether a failover has lost the record of a holder: see [tenure.CoordinatorConfig.FencePredecessor].
@@ -78,33 +81,24 @@ func (r *runner) hasPeers() bool {
 	return slices.ContainsFunc(r.opts.peerNames(), func(peer string) bool { return peer != r.opts.replica })
 }
 
-// fencePeers runs --fence for each of the --peers but this replica and one more.
-func (r *runner) fencePeers(ctx context.Context, except string) (err error) {
-	for _, peer := range r.opts.peerNames() {
-		if peer == r.opts.replica || peer == except {
-			continue
-		}
-		if failed := runForTerm(ctx, r.opts.fence, environVar("TENURE_PREDECESSOR", peer)); failed != nil {
-			err = errors.Join(err, fmt.Errorf("peer %s: %w", printable(peer), failed))
-		}
-	}
-	return err
-}
-
-// fenceFirst runs --fence for each of the --peers before the program starts, in each term, if --fence-every will run it
-// anyway: until then, a peer that nobody has heard of could work beside the program.
-func (r *runner) fenceFirst(ctx context.Context) error {
-	id := tenure.TermFromContext(ctx).ID()
-	if r.opts.fenceEvery == 0 || r.peersFenced == id {
+// fencePeers runs --fence for each of the --peers before the program starts, in each term: until then, a peer that nobody has
+// heard of could work beside the program.
+func (r *runner) fencePeers(ctx context.Context) error {
+	if !r.hasPeers() {
 		return nil
+	}
+	term := tenure.TermFromContext(ctx)
+	fenced := r.fencedIn(term)
+	if by := term.ReleasedBy(); by != "" && !r.opts.fenceAlways && slices.Contains(r.opts.peerNames(), by) {
+		r.log.Info("not fencing the peer that has released the lease in order", "peer", printable(by))
+		fenced = append(fenced, fencedHost{term.ID(), by})
 	}
 	r.log.Info("fencing", "peers", printable(r.opts.peers))
 	fencing, cancel := context.WithTimeout(ctx, 10*r.opts.ttl) // as a coordinator does
 	defer cancel()
 	for began, failures := time.Now(), 0; ; failures++ {
-		err := r.fencePeers(fencing, "")
+		err := r.fenceAll(fencing, fenced)
 		if err == nil {
-			r.peersFenced = id
 			return nil
 		}
 		if time.Since(began) >= r.opts.ttl || !pace.Sleep(fencing, pace.Retry(r.opts.ttl/10, r.opts.ttl/3, failures)) {
@@ -113,7 +107,23 @@ func (r *runner) fenceFirst(ctx context.Context) error {
 			}
 			return fmt.Errorf("--fence: %w", err)
 		}
+		if failures == 0 {
+			r.log.Warn("failed to fence the peers; retrying", "error", err)
+		}
 	}
+}
+
+// fenceAll runs --fence for each of the --peers but this replica and those that need it no more.
+func (r *runner) fenceAll(ctx context.Context, but []fencedHost) (err error) {
+	for _, peer := range r.opts.peerNames() {
+		if peer == r.opts.replica || slices.ContainsFunc(but, func(h fencedHost) bool { return h.name == peer }) {
+			continue
+		}
+		if failed := runForTerm(ctx, r.opts.fence, environVar("TENURE_PREDECESSOR", peer)); failed != nil {
+			err = errors.Join(err, fmt.Errorf("peer %s: %w", printable(peer), failed))
+		}
+	}
+	return err
 }
 
 // unfence runs --unfence, if there is one, once in a term.
@@ -162,7 +172,7 @@ func (r *runner) assert(ctx context.Context, end context.CancelCauseFunc) (wait 
 			r.repeat(ctx, r.opts.fenceEvery, "failed to fence again", func() error {
 				ctx, cancel := context.WithTimeout(ctx, 10*r.opts.ttl) // as a coordinator does
 				defer cancel()
-				return r.fencePeers(ctx, "")
+				return r.fenceAll(ctx, nil)
 			})
 		})
 	}

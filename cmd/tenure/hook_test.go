@@ -3,12 +3,14 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -27,7 +29,7 @@ func TestNoCommandBeginsForATermThatIsOver(t *testing.T) {
 	calls := func(ctx context.Context) map[string]error {
 		r := &runner{log: slog.New(slog.DiscardHandler), opts: &runOptions{replica: "a", peers: "b", ttl: time.Minute}}
 		r.opts.fence = "touch " + began + "-fence-$TENURE_PREDECESSOR"
-		errs := map[string]error{"fence-c": r.fence(ctx, tenure.Holding{Holder: "c"}), "fence-b": r.fencePeers(ctx, "")}
+		errs := map[string]error{"fence-c": r.fence(ctx, tenure.Holding{Holder: "c"}), "fence-b": r.fenceAll(ctx, nil)}
 		r.opts.unfence = "touch " + began + "-unfence"
 		errs["unfence"] = r.unfenceAgain(ctx)
 		r.opts.unfence = "touch " + began + "-unfence-first"
@@ -90,4 +92,25 @@ func leaver(t *testing.T) string {
 		}
 	})
 	return fmt.Sprintf("cat %s & :", pipe)
+}
+
+func TestASlowCheckIsReportedOnce(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	r := &runner{log: slog.New(slog.NewTextHandler(&log, nil)), opts: &runOptions{}}
+	const limit = 2 * time.Second
+	for _, test := range []struct {
+		check string
+		times int
+	}{{"true", 0}, {"sleep 1.2", 1}, {"sleep 1.2", 1}, {"true", 1}, {"sleep 1.2", 2}} {
+		r.opts.check = test.check + " && :"
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		if err := r.check(ctx, tenure.RoleStandby); err != nil {
+			t.Errorf("%s: %v", test.check, err)
+		}
+		cancel()
+		if n := strings.Count(log.String(), "--check has used more than half of its time"); n != test.times {
+			t.Errorf("after %q it was reported %d times, want %d: %s", test.check, n, test.times, &log)
+		}
+	}
 }

@@ -55,8 +55,7 @@ earlier run left the service running. Run only one tenure per host for a given s
 the service.
 
 Before the program starts, these take effect in this order: --confirm, if another host has
-vanished; --unfence, in each term; and then --fence and --peers, if another host has vanished,
-or in each term with --fence-every.
+vanished; --unfence; --fence for the host that has vanished; and --fence for each of the --peers.
 --unfence-every and --fence-every run the commands again while the program runs.
 
 Commands are passed to /bin/sh. If the store is down, run keeps trying.`,
@@ -84,11 +83,12 @@ func (o *runOptions) runFlags(c *cobra.Command) {
 	flags.IntVar(&o.missed, "missed", 0, "`NUMBER` of renewals that a holder must miss, 2 or more, before this replica takes over. Then no clock decides, only what this replica has observed itself; the TTL is --renew times NUMBER. Give all replicas the same NUMBER")
 	flags.DurationVar(&o.acquire, "acquire", 0, "`TIME` between attempts to acquire the lease while nothing would notify this replica of a release; run waits twice as long after the program has exited on its own (default a sixth of the TTL)")
 	flags.StringVar(&o.check, "check", "", "`COMMAND` whose exit status says whether this host is healthy. It runs with the argument standby before tenure competes, and active before each renewal; a holder whose check fails is replaced. The argument is appended to the command: end a command that takes none with \"&& :\", as in 'test -e /etc/fit && :'")
-	flags.DurationVar(&o.checkTimeout, "check-timeout", 0, "`TIME` within which --check must return (default a sixth of the TTL, or less if a long --stop-timeout leaves less time between renewals). It may be up to five sixths of the TTL less --stop-timeout, which counts as at least a tenth of the TTL. A --check that may last longer than the default begins before a renewal is due; if it may last longer than half of the TTL, the default --stop-timeout is shorter")
+	flags.DurationVar(&o.checkTimeout, "check-timeout", 0, "`TIME` within which --check must return (default a sixth of the TTL, or less if a long --stop-timeout leaves less time between renewals). It may be up to five sixths of the TTL less --stop-timeout, which counts as at least a tenth of the TTL. A --check that uses more than half of it is reported. A --check that may last longer than the default begins before a renewal is due; if it may last longer than half of the TTL, the default --stop-timeout is shorter")
 	flags.IntVar(&o.confirm, "confirm", 0, "`NUMBER` of renewals that must succeed before the program starts, after a host has vanished")
 	flags.StringVar(&o.fence, "fence", "", "`COMMAND` that cuts off a host that has vanished, before the program starts here. $TENURE_PREDECESSOR names that host: NULs become U+FFFD, and a name over 4096 bytes is cut and marked with \"…\". The command is retried until it succeeds. It does not run for an earlier run of this --replica, so each replica needs its own name")
-	flags.StringVar(&o.peers, "peers", "", "comma-separated `NAMES` of replicas that --fence cuts off too, after the host that has vanished, each in $TENURE_PREDECESSOR. Name every replica: this --replica is left out, so that all hosts can have the same list")
-	flags.DurationVar(&o.fenceEvery, "fence-every", 0, "`TIME` between two runs of --fence for each of the --peers while this replica runs the program; a failure is only logged. They are then fenced in each term before the program starts, too, and if that fails, the lease is given up (default: they are fenced only when a host has vanished)")
+	flags.StringVar(&o.peers, "peers", "", "comma-separated `NAMES` of replicas that --fence cuts off in each term before the program starts, each in $TENURE_PREDECESSOR, but for one that has ended its program and then released the lease to this term. If one can't be cut off for a TTL, the lease is given up. Name every replica: this --replica is left out, so that all hosts can have the same list. Standbys are cut off too, so give an --unfence that brings this host back")
+	flags.BoolVar(&o.fenceAlways, "fence-always", false, "fence each of the --peers in each term before the program starts, however the last term has ended")
+	flags.DurationVar(&o.fenceEvery, "fence-every", 0, "`TIME` between two runs of --fence for each of the --peers while this replica runs the program; a failure is only logged. It implies --fence-always (default: only before the program starts)")
 	flags.StringVar(&o.unfence, "unfence", "", "`COMMAND` that undoes what another replica's --fence has done to this host. It runs in each term before anything is fenced and the program starts; if it fails, the lease is given up")
 	flags.DurationVar(&o.unfenceEvery, "unfence-every", 0, "`TIME` between two runs of --unfence while this replica runs the program; if one fails, the term ends (default: once per term)")
 	flags.DurationVar(&o.stopTimeout, "stop-timeout", 0, "`TIME` from SIGTERM to SIGKILL (default a little over a quarter of the TTL, and less with a long --check-timeout)")
@@ -116,11 +116,15 @@ type runner struct {
 	coordinator *tenure.Coordinator     // set by compete before it runs
 	service     chan struct{}           // has one element while a term, or a --stop of a standby, is under way
 	unfenced    string                  // the ID of the last term in which --unfence has succeeded; used by fence and then by the job
-	peersFenced string                  // the ID of the last term in which all --peers were fenced; used by fence and then by the job
+	fenced      []fencedHost            // as predecessors; used by fence and then by the job
+	checkSlow   bool                    // the last --check was; used by one check at a time
 	onceEnded   *ending                 // how the program ended under --once; used only by Run's goroutine
 	began       time.Time               // when the command began, for --every
 	table       uint32                  // see tableID; used by the coordinator's Trace once it runs
 }
+
+// fencedHost is a host on which --fence has succeeded in a term.
+type fencedHost struct{ term, name string }
 
 func runProgram(ctx context.Context, opts *runOptions, timing timing, out *output, args []string) error {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -339,7 +343,7 @@ func (r *runner) job(ctx context.Context) error {
 	if err := r.unfence(ctx); err != nil {
 		return err
 	}
-	if err := r.fenceFirst(ctx); err != nil {
+	if err := r.fencePeers(ctx); err != nil {
 		return err
 	}
 	g, err := startGuarded(tenure.TermFromContext(ctx), r.args, r.timing, r.name, r.log)
