@@ -702,18 +702,20 @@ func TestALeaseIsReleasedAndAcquiredWhateverBecomesOfTheTombstones(t *testing.T)
 
 // An ORM hands it on as it is.
 func TestTheRawErrorOfAFenceStatementNamesTheFuncToCall(t *testing.T) {
-	store := testkit.OpenPostgres(t, testkit.PostgresURL(t), tenure.PostgresConfig{})
-	testkit.Migrate(t, store)
-	term := testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{}))
-	query, args, err := store.FenceStatement(term)
-	testkit.WantErr(t, err, nil)
-	testkit.ExecPostgres(t, store.Pool(), `DELETE FROM objects`)
-	_, raw := store.DB().Exec(query, args...)
-	testkit.WantErr(t, tenure.FenceError(raw), tenure.ErrLost)
-	const want = `invalid input syntax for type integer: "tenure: the term is over; records that stand: 0; call tenure.FenceError"`
-	if !strings.Contains(raw.Error(), want) {
-		t.Errorf("%v does not contain %s", raw, want)
-	}
+	testkit.EachStore(t, func(t *testing.T, open func() tenure.Store) {
+		store := open().(tenure.Database)
+		term := testkit.MustAcquire(t, testkit.NewLease(t, store, tenure.LeaseConfig{}))
+		query, args, err := store.(tenure.SQLStore).FenceStatement(term)
+		testkit.WantErr(t, err, nil)
+		testkit.ExecSQL(t, store.DB(), query, args...)
+		testkit.ExecSQL(t, store.DB(), `DELETE FROM objects`)
+		_, raw := store.DB().Exec(query, args...)
+		testkit.WantErr(t, tenure.FenceError(raw), tenure.ErrLost)
+		const want = `tenure: the term is over; records that stand: 0; call tenure.FenceError`
+		if !strings.Contains(raw.Error(), want) {
+			t.Errorf("%v does not contain %s", raw, want)
+		}
+	})
 }
 
 func TestTombstonesThatMigrateIsAboutToCreateAreNotMissed(t *testing.T) {

@@ -118,7 +118,7 @@ func (e *Conflict) Error() string {
 // Is makes the error match [ErrConflict].
 func (e *Conflict) Is(target error) bool { return target == ErrConflict }
 
-// FenceLost is part of the error with which a fence statement fails on Postgres.
+// FenceLost is part of the error with which a fence statement fails.
 const FenceLost = "tenure: the term is over; records that stand: "
 
 // Remedy ends the text of a fence statement that has failed. An ORM shows that text to whoever has forgotten the call.
@@ -132,12 +132,8 @@ const Moved = "tenure: another server than the one that was looked at: "
 const PutConflict = "tenure: the object has another version; records that have this one: "
 
 // IsFenceFailure reports whether a fence statement has failed because its term is over.
-// Drivers have different error types, so the text decides: on Postgres [FenceLost], on SQLite
-// the name of the tombstones' column that rejects NULL.
-func IsFenceFailure(err error) bool {
-	text := err.Error()
-	return strings.Contains(text, FenceLost) || strings.Contains(text, TombstonesSuffix+".resource_version")
-}
+// Drivers have different error types, so the text decides.
+func IsFenceFailure(err error) bool { return strings.Contains(err.Error(), FenceLost) }
 
 // IsMoved reports whether a statement has failed with the text [Moved].
 func IsMoved(err error) bool { return strings.Contains(err.Error(), Moved) }

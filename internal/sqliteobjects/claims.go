@@ -98,7 +98,7 @@ const (
 			SELECT 1 FROM {claims} WHERE kind = ?1 AND id = ?2 AND session = ?3 AND token = ?4`
 	// Like the fence of a lease, it writes nothing or fails.
 	claimFenceStatement = `
-			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT ?1, ?2, NULL
+			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT ?1, ?2, ` + refuse + `
 			WHERE NOT EXISTS (SELECT 1 FROM {claims} WHERE kind = ?1 AND id = ?2 AND session = ?3 AND token = ?4)`
 	// Looks up the next session and kind in the index instead of visiting each row: a comparison
 	// of pairs would walk all rows of a session. Only the rows that are counted are read one by

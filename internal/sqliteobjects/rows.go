@@ -106,12 +106,11 @@ const (
 			SELECT 1 FROM {rows} WHERE {id} = ?1 AND +{session} = ?2 AND {token} = ?3`
 	// Like the fence of a lease, it writes nothing or fails.
 	rowFenceStatement = `
-			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT 'row', ?1, NULL WHERE NOT EXISTS (` + rowFence + `)`
-	// A JSON path must begin with $, so this fails, with a text that says why.
+			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT 'row', ?1, ` + refuse + ` WHERE NOT EXISTS (` + rowFence + `)`
 	endRowOrFail = `
 			UPDATE {rows} SET {session} = NULL{unexpired}{done} WHERE {id} = (
 				SELECT CASE (SELECT count(*) FROM {rows} WHERE {id} = ?1 AND +{session} = ?2 AND {token} = ?3{uncanceled})
-					WHEN 1 THEN ?1 ELSE json_extract('{}', '` + objects.FenceLost + `' || '0` + objects.Remedy + `' || substr(?1, 1, 0)) END)`
+					WHEN 1 THEN ?1 ELSE ` + refuse + ` END)`
 )
 
 // takeRowsFor is takeRows for claims that expire.

@@ -65,10 +65,11 @@ const (
 			DELETE FROM {tombstones} WHERE false`
 	recordFence = `
 			SELECT 1 FROM {objects} WHERE object_type = ?1 AND id = ?2 AND payload = ?3`
-	// The column rejects NULL, so this writes nothing or fails. Because it is a write, it
-	// takes the write lock before it reads.
+	// A JSON path must begin with $, so this fails, with a text that says why. Were it constant, it would be evaluated first.
+	refuse = `json_extract('{}', '` + objects.FenceLost + `0` + objects.Remedy + `' || substr(random(), 1, 0))`
+	// It writes nothing or fails. Because it is a write, it takes the write lock before it reads.
 	recordFenceStatement = `
-			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT ?1, ?2, NULL
+			INSERT INTO {tombstones} (object_type, id, resource_version) SELECT ?1, ?2, ` + refuse + `
 			WHERE NOT EXISTS (SELECT 1 FROM {objects} WHERE object_type = ?1 AND id = ?2 AND payload = ?3)`
 	// abs of the smallest integer is an error. The search for the row needs the value, so
 	// the statement fails even if there is no row.
