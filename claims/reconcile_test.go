@@ -594,6 +594,14 @@ func TestALookThatIsUnderWayEndsWithItsSession(t *testing.T) {
 			closeDuring(w, a, "claims.owned") // of which there are several pages
 		})
 	})
+	t.Run("of nothing, for nothing is in doubt", func(t *testing.T) {
+		inBubble(t, func(w *world) {
+			a := w.start("a")
+			a.claim("one")
+			time.Sleep(time.Minute)
+			a.stop()
+		})
+	})
 	t.Run("of rows that are in doubt", func(t *testing.T) {
 		inBubble(t, func(w *world) {
 			a := w.start("a")
