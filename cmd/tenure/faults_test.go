@@ -338,17 +338,17 @@ func TestPeersAreFencedAfterThePredecessor(t *testing.T) {
 	s.ask(t, "handover", "--to", "c")
 	s.awaitStart(t, 4)
 	for i, want := range []string{
-		"a: fence b, fence c, fence b, fence c, fence d, start a",
+		"a: fence b, fence c, fence d, start a",
 		"b: fence c, fence d, start b",
-		"c: fence-holder b, fence a, fence a, fence d, start c",
+		"c: fence-holder b, fence a, fence d, start c",
 		"a: fence b, fence d, start a",
 		"c: fence a, fence b, fence d, start c",
 	} {
 		start := s.starts(t)[i]
 		var came []string
 		for _, e := range s.events(t) {
-			if e.token == start.token && e.what != "stop" {
-				came = append(came, e.what+" "+e.holder)
+			if is := e.what + " " + e.holder; e.token == start.token && e.what != "stop" && !slices.Contains(came, is) { // one is tried again
+				came = append(came, is)
 			}
 		}
 		if got := start.holder + ": " + strings.Join(came, ", "); got != want {
