@@ -160,7 +160,8 @@ type CoordinatorConfig struct {
 	// the job begins: it cuts off the power, the disk or the address of a holder that
 	// vanished. It is called again until it returns nil or the term is over. When it has
 	// failed for a TTL, another replica gets the lease and has to fence the same holders;
-	// this one stays away as if its Check had failed.
+	// this one stays away as if its Check had failed. With it, a release leaves the record, so that
+	// the next term knows that its predecessor needs no fence: see [Term.ReleasedBy].
 	//
 	// It must be safe to call for a holder that is already cut off, because a replica that did
 	// not finish leaves its predecessors to the next one. After a crash and restart it is also
