@@ -99,9 +99,6 @@ func (l *Lease) takeOver(ctx context.Context, by caller, steal bool) (*Term, err
 	if err == nil && stolen {
 		term.stolenFrom = &from
 	}
-	if err == nil && read.isCurrent() { // otherwise a failover may have lost a later term of the same holder
-		term.releasedBy = from.releasedBy
-	}
 	if err == nil && held.canExpireIn > 0 && l.cfg.TTL < from.TTL {
 		l.wake(ctx) // the standbys are waiting for the old record, which would have expired later
 	}
@@ -127,7 +124,7 @@ func (l *Lease) begin(ctx context.Context, by caller, cond WriteCondition, on Li
 	term := &Term{
 		key: l.cfg.Key, id: id, holder: l.cfg.Holder, acquiredAt: attempt.Mono, witnessed: witness != "",
 		trusted: l.cfg.TTL - l.cfg.Margin,
-		clock:   now, confirms: by.confirms, fences: by.fences,
+		clock:   now, confirms: by.confirms,
 		at: position{inDoubt: 1, on: on}, // by the write that begins it
 		payload: record.Payload{
 			Holder:       l.cfg.Holder,

@@ -131,8 +131,7 @@ type CoordinatorConfig struct {
 	RenewDeadline time.Duration
 
 	// Check, if set, returns nil if this replica is healthy. It is called before the
-	// replica competes, and each RenewInterval while it waits, with [RoleStandby], and before
-	// each renewal, with [RoleHolder], or
+	// replica competes, with [RoleStandby], and before each renewal, with [RoleHolder], or
 	// with [RoleConfirming] if the job has not begun yet. An unhealthy standby does not
 	// compete. An unhealthy holder does not renew. After CheckFailures failures in a row, or
 	// at the RenewDeadline, its term ends with [ErrUnhealthy], and the lease is released once
@@ -160,8 +159,7 @@ type CoordinatorConfig struct {
 	// the job begins: it cuts off the power, the disk or the address of a holder that
 	// vanished. It is called again until it returns nil or the term is over. When it has
 	// failed for a TTL, another replica gets the lease and has to fence the same holders;
-	// this one stays away as if its Check had failed. With it, a release leaves the record, so that
-	// the next term knows that its predecessor needs no fence: see [Term.ReleasedBy].
+	// this one stays away as if its Check had failed.
 	//
 	// It must be safe to call for a holder that is already cut off, because a replica that did
 	// not finish leaves its predecessors to the next one. After a crash and restart it is also

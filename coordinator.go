@@ -49,7 +49,6 @@ func NewCoordinator(lease *Lease, cfg CoordinatorConfig) (*Coordinator, error) {
 			// one after the other.
 			timeout:  min((cfg.RenewDeadline-cfg.RenewInterval)/2, longestCall),
 			confirms: cfg.Confirmations > 0 || cfg.FencePredecessor != nil,
-			fences:   cfg.FencePredecessor != nil,
 		},
 		// Timers stand still while the machine is suspended. A goroutine that sleeps
 		// therefore wakes to read both clocks, often enough that the Margin covers the delay.

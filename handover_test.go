@@ -122,50 +122,6 @@ func anOfferLasts(t *testing.T, want time.Duration, cfg tenure.CoordinatorConfig
 	})
 }
 
-func TestATermSaysWhoHasReleasedTheLeaseToIt(t *testing.T) {
-	inBubbles(t, func(t *scene) {
-		cfg := t.fencing(testkit.Succeeds)
-		cfg.Reconcile = func(ctx context.Context) error {
-			term := tenure.TermFromContext(ctx)
-			t.say(term.Holder() + " after " + term.ReleasedBy())
-			<-ctx.Done()
-			return nil
-		}
-		silent := cfg
-		silent.FencePredecessor = nil
-		want := func(what ...string) {
-			t.Helper()
-			time.Sleep(20 * time.Second) // where nobody is woken, a holder finds a request when it renews
-			require.Equal(t, what, t.said()[max(0, len(t.said())-len(what)):])
-		}
-		a, b := t.start("a", cfg), t.start("b", cfg)
-		want("a after ")
-		a.stop()
-		want("b after a")
-		c := t.start("c", silent)
-		b.stop()
-		want("c after b")
-		d := t.start("d", cfg)
-		c.stop()
-		want("d after ") // c has nobody to fence, and leaves no record
-		e := t.start("e", silent)
-		t.request(d, e)
-		want("e after d")
-		d.stop()
-		f := t.start("f", cfg)
-		t.request(e, f)
-		want("f after e")
-		e.stop()
-		g := t.start("g", cfg)
-		f.store.SetHook(testkit.Hang)
-		time.Sleep(20 * time.Second)
-		want("g fences f at ", "g after ")
-		g.stop()
-		h := testkit.MustAcquire(t, testkit.NewLease(t, t.store, tenure.LeaseConfig{Holder: "h"}))
-		require.Equal(t, "g", h.ReleasedBy(), "however long ago")
-	})
-}
-
 func TestAReplicaThatRestartsDoesNotTakeBackWhatItHasOffered(t *testing.T) {
 	inBubble(t, func(t *scene) {
 		unique := tenure.LeaseConfig{Holder: "pod-0", AssumeUniqueHolder: true}

@@ -472,46 +472,6 @@ func TestAReplicaThatDoesNotCompeteSeesWhoHolds(t *testing.T) {
 	})
 }
 
-// Otherwise nobody would see that it could not take over.
-func TestAStandbyIsCheckedAsOftenAsAHolder(t *testing.T) {
-	inBubbles(t, func(t *scene) {
-		const often = 12 * time.Second // longer than from one renewal of the holder to the next
-		a := t.start("a")
-		var fit fitness
-		b := t.start("b", tenure.CoordinatorConfig{Check: fit.check, RenewInterval: often})
-		time.Sleep(time.Minute)
-		require.GreaterOrEqual(t, fit.asked.Load(), int32(5))
-		require.LessOrEqual(t, fit.asked.Load(), int32(16), "once in an AcquireInterval, if it polls")
-		t.wantHolder(a)
-		fit.standby.Store(true)
-		time.Sleep(often + time.Millisecond)
-		require.Contains(t, b.Status().LastError, errUnfit.Error())
-		fit.standby.Store(false)
-		time.Sleep(often + time.Millisecond)
-		require.Empty(t, b.Status().LastError)
-		a.stop()
-		t.settle()
-		t.wantHolder(b)
-	})
-}
-
-func TestTheChecksOfAStandbyDelayNoTakeover(t *testing.T) {
-	inBubbles(t, func(t *scene) {
-		const lasts = time.Second
-		a, b := t.start("a"), t.start("b", tenure.CoordinatorConfig{Check: func(context.Context, tenure.Role) error {
-			time.Sleep(lasts)
-			return nil
-		}})
-		time.Sleep(time.Minute + time.Second)
-		a.store.SetHook(testkit.Hang)
-		time.Sleep(29*time.Second + lasts + 10*time.Millisecond)
-		if t.polls {
-			time.Sleep(lasts)
-		}
-		t.wantHolder(b)
-	})
-}
-
 var counterKey = tenure.Key{Type: "counter", ID: "1"}
 
 func TestNoConcurrentUpdateIsLost(t *testing.T) {

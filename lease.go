@@ -114,7 +114,6 @@ func (l *Lease) warn(msg string, err error) {
 type caller struct {
 	timeout  time.Duration // of each call to the store; 0: only the context limits it
 	confirms bool          // the caller confirms a takeover before its job begins
-	fences   bool          // and it fences the predecessor
 }
 
 func (by caller) read(ctx context.Context) (context.Context, context.CancelFunc) {

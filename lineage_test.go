@@ -583,45 +583,6 @@ func TestAHolderThatAFailoverMayHaveLostIsFencedOnce(t *testing.T) {
 	}
 }
 
-func TestAHolderThatAFailoverMayHaveLostIsConfirmedOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		promoted := newPrimary().Fork()
-		var waited []time.Duration
-		for _, name := range []string{"b", "c"} {
-			stop := testkit.RunCoordinator(t, context.Background(), testkit.Must(tenure.NewCoordinator(failoverLease(t, promoted, name), tenure.CoordinatorConfig{
-				Confirmations: 2,
-				Reconcile: func(ctx context.Context) error {
-					waited = append(waited, time.Since(tenure.TermFromContext(ctx).AcquiredAt()).Round(time.Second))
-					return testkit.UntilDone(ctx)
-				},
-				Logger: testkit.Quiet,
-			})))
-			time.Sleep(3 * failoverTTL)
-			stop()
-		}
-		require.Equal(t, []time.Duration{2 * failoverTTL / 3, 0}, waited)
-	})
-}
-
-// The failover has lost the later term of a holder that may hang, and only its earlier one was released.
-func TestAReleaseBeforeAFailoverSaysNothingOfTermsThatItHasLost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		primary := newPrimary()
-		stop := testkit.RunCoordinator(t, context.Background(), testkit.Must(tenure.NewCoordinator(failoverLease(t, primary, "hung"), tenure.CoordinatorConfig{
-			FencePredecessor: func(context.Context, tenure.Holding) error { return nil }, Reconcile: testkit.UntilDone, Logger: testkit.Quiet,
-		})))
-		time.Sleep(time.Second)
-		stop()
-		promoted := primary.Fork()
-		require.Equal(t, "hung", testkit.MustAcquire(t, failoverLease(t, primary, "hung")).ReleasedBy())
-		b := failoverLease(t, promoted, "b")
-		_, err := b.AcquireOrSteal(t.Context())
-		require.ErrorIs(t, err, tenure.ErrHeld)
-		time.Sleep(failoverTTL)
-		require.Empty(t, testkit.MustAcquire(t, b).ReleasedBy())
-	})
-}
-
 // The former holder was paused, and finds its own record on the new primary.
 func TestAFormerHolderWritesNothingAfterAFailoverThatLosesTheSteal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

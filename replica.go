@@ -59,7 +59,6 @@ type Holding struct {
 
 	unconfirmed []Holding // see [Term.unconfirmed]
 	resumed     bool      // a process other than Holder may have continued the term
-	releasedBy  string    // see [Term.ReleasedBy]
 	witness     string    // see [Lease.ReleaseDead]
 }
 
@@ -106,7 +105,7 @@ func newHolding(key Key, r record.Holding) Holding {
 		AcquiredAt: r.AcquiredAt, RenewedAt: r.RenewedAt, Age: r.Age, Labels: r.Labels, RunningSince: r.RunningSince, witness: r.Witness,
 	}
 	if r.Offered {
-		h.Holder, h.OfferedTo, h.releasedBy = "", r.Holder, r.ReleasedBy
+		h.Holder, h.OfferedTo = "", r.Holder
 	}
 	for _, before := range r.Unconfirmed {
 		h.unconfirmed = append(h.unconfirmed, newHolding(key, before))

@@ -21,7 +21,6 @@ type standby struct {
 	headStart pace.HeadStart
 	unhealthy pace.Doubling
 	wish      wish
-	checked   time.Time // when Check was last called
 
 	over error // an [ErrClosed]: why this replica can compete no more; or nil
 
@@ -77,25 +76,10 @@ func (s *standby) isOver(err error) bool {
 
 // await waits for the next attempt. It returns false once ctx is done. Where the hints deliver
 // changes, most of them are renewals; after a renewal await keeps waiting, counting from it.
-// Meanwhile it asks whether this replica is healthy, as often as a holder does, so that people
-// see that before the lease is free.
 func (s *standby) await(ctx context.Context, w wait) (ok bool) {
-	began := time.Now()
 	for {
-		longest := w.longest - time.Since(began)
-		due := max(0, s.cfg.RenewInterval-time.Since(s.checked))
-		checks := s.cfg.Check != nil && due+s.cfg.CheckTimeout < longest // it must not delay an attempt, before which it comes anyway
-		if checks {
-			longest = due
-		}
-		if s.woken, ok = pace.Await(ctx, s.hints.C(), w.ignoreHints-time.Since(began), longest); !ok || !s.woken && !checks {
+		if s.woken, ok = pace.Await(ctx, s.hints.C(), w.ignoreHints, w.longest); !ok || !s.woken {
 			return ok
-		}
-		if !s.woken {
-			if err := s.check(ctx); err != nil {
-				w, began = s.waitAfter(ctx, err), time.Now()
-			}
-			continue
 		}
 		held := s.lease.heldAfter(s.hints)
 		if held == nil {
@@ -103,7 +87,7 @@ func (s *standby) await(ctx context.Context, w wait) (ok bool) {
 		}
 		s.sees(&held.Holding)
 		s.lastTerm, s.lastLook = held.Holding.Term, time.Now()
-		w, began = s.after(held), time.Now()
+		w = s.after(held)
 	}
 }
 
@@ -116,7 +100,7 @@ func (s *standby) try(ctx context.Context) (*Term, error) {
 			return nil, ctx.Err()
 		}
 	}
-	if err := s.check(ctx); err != nil {
+	if err := s.ask(ctx, RoleStandby); err != nil {
 		if s.turns == nil && (time.Since(s.lastLook) > s.lease.cfg.TTL || s.lease.memory.HasOrphans()) {
 			// Otherwise Status could show a holder that is gone, and an orphan of this
 			// replica could keep the others waiting.
@@ -144,11 +128,6 @@ func (s *standby) try(ctx context.Context) (*Term, error) {
 		return nil, fmt.Errorf("tenure: acquire %s: the answer took %v: %w", s.lease.cfg.Key, term.sinceRenewal(), ErrDeadline)
 	}
 	return term, nil
-}
-
-func (s *standby) check(ctx context.Context) error {
-	s.checked = time.Now()
-	return s.ask(ctx, RoleStandby)
 }
 
 func (s *standby) acquire(ctx context.Context, likelyFree bool) (*Term, error) {

@@ -69,10 +69,8 @@ type Term struct {
 	resumed    *Object       // the record of a term that Resume continues; nil: this lease began the term
 	witnessed  bool          // the record names a witness
 	confirms   bool          // whoever takes the lease over confirms that
-	fences     bool          // whoever takes the lease over fences the one before, unless it has released the lease
 
 	stolenFrom   *Holding                  // nil: no replica held the lease
-	releasedBy   string                    // see ReleasedBy
 	predecessors atomic.Pointer[[]Holding] // see unconfirmed
 
 	ended      atomic.Pointer[error]          // why the term is over; nil: it is not
@@ -144,12 +142,6 @@ func (t *Term) Token() int64 { return t.must("Token").token }
 
 // Holder returns the name under which the term was acquired.
 func (t *Term) Holder() string { return t.must("Holder").holder }
-
-// ReleasedBy returns the holder of the term before this one, if it has released the lease after its job had returned, so that
-// nobody has to fence it. It is empty if the store does not say so: the lease is new or has expired, a witness released it, the
-// database has failed over since, or the coordinator of that term had no FencePredecessor and handed over to
-// nobody by name.
-func (t *Term) ReleasedBy() string { return t.must("ReleasedBy").releasedBy }
 
 // AcquiredAt returns when the term began, by the clock of the process that began it.
 func (t *Term) AcquiredAt() time.Time { return t.must("AcquiredAt").acquiredAt }
@@ -320,24 +312,19 @@ func (t *Term) renewNow(ctx context.Context) (bool, error) {
 
 // offer returns what a release puts in place of the term's record, or nil if it puts nothing there.
 // Each attempt gets the same offer, so that it is recognised if the answer was lost. After a failover
-// only an offer, which shows that the term was valid, frees the lease at once, and shows that no holder was lost. And only
-// an offer says whom nobody has to fence.
+// only an offer, which shows that the term was valid, frees the lease at once, and shows that no holder was lost.
 func (t *Term) offer(lasts time.Duration, failedOver bool) *record.Payload {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var to string
-	by := t.holder
-	if t.resumed != nil { // the job was another process's, which may be dead
-		by = ""
-	}
 	if request := t.request.Load(); request != nil && request.To != t.holder && lasts > 0 {
 		to = request.To
 	}
 	switch {
-	case to == "" && t.unconfirmed() == nil && !t.fences && !failedOver:
+	case to == "" && t.unconfirmed() == nil && !failedOver:
 		t.offered = nil
 	case t.offered == nil || t.offered.Holder != to:
-		t.offered = record.Offer(by, to, lasts)
+		t.offered = record.Offer(to, lasts)
 	}
 	return t.offered
 }

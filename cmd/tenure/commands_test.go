@@ -1044,18 +1044,3 @@ func TestACommandHasEndedWhenItsShellHas(t *testing.T) {
 		t.Error("the command was run")
 	}
 }
-
-func TestALeaseThatWasReleasedIsFreeAlthoughItsRecordStands(t *testing.T) {
-	t.Parallel()
-	for want, h := range map[string]tenure.Holding{
-		stateFree + ", for anybody": {TTL: time.Minute},
-		stateFree + ", too late":    {TTL: time.Minute, Age: time.Hour, OfferedTo: "b"},
-		stateOffered:                {TTL: time.Minute, OfferedTo: "b"},
-		stateExpired:                {TTL: time.Minute, Age: time.Hour, Holder: "a"},
-		stateHeld:                   {TTL: time.Minute, Holder: "a"},
-	} {
-		if state, _, _ := strings.Cut(want, ","); newLeaseView(h, false).State != state {
-			t.Errorf("%s: %+v", want, newLeaseView(h, false))
-		}
-	}
-}

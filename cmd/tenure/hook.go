@@ -22,21 +22,44 @@ import (
 	leaserecord "github.com/tenurelib/tenure/internal/record"
 )
 
-// check runs --check.
-func (r *runner) check(ctx context.Context, role tenure.Role) error {
+// check runs --check. If it already runs, that run's answer counts: the standby's own is no reason for a takeover to wait.
+func (r *runner) check(ctx context.Context, _ tenure.Role) error {
 	arg := "standby"
-	if role == tenure.RoleHolder {
+	if r.current.Load() != nil { // while others are fenced, there is no program to check
 		arg = "active"
 	}
+	answer := r.checks.DoChan(arg, func() (any, error) { return nil, r.runCheck(ctx, arg) })
+	select {
+	case answered := <-answer:
+		return answered.Err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (r *runner) runCheck(ctx context.Context, arg string) error {
 	began := time.Now()
 	err := runHook(ctx, r.opts.check, []string{arg}, environ(), nil)
 	end, _ := ctx.Deadline()
 	took, limit := time.Since(began), end.Sub(began)
-	wasSlow := r.checkSlow
-	if r.checkSlow = took > limit/2; r.checkSlow && !wasSlow {
+	said := r.slowCheck.Load()
+	if took > limit/2 && (said == nil || began.Sub(*said) > longRepeat) && r.slowCheck.CompareAndSwap(said, &began) {
 		r.log.Warn("--check has used more than half of its time", "took", took.Round(time.Millisecond), "limit", limit.Round(time.Millisecond))
 	}
 	return err
+}
+
+// longRepeat is the time between two lines about a state that lasts.
+const longRepeat = 10 * time.Minute
+
+// checkStandby runs --check as often as a holder does, so that people learn that this host is not fit before it is needed.
+func (r *runner) checkStandby(ctx context.Context) error {
+	if r.coordinator.Status().Role != tenure.RoleStandby {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.coordinator.Config().CheckTimeout)
+	defer cancel()
+	return r.check(ctx, tenure.RoleStandby)
 }
 
 // fence runs --fence for a host that has vanished. The job does so for the --peers.
@@ -54,7 +77,7 @@ func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 		}
 		return err
 	}
-	if isUnknown(prev) && r.hasPeers() { // it is one of them
+	if isUnknown(prev) && len(r.peers()) > 0 { // it is one of them
 		return nil
 	}
 	r.log.Info("fencing", "predecessor", printable(prev.Holder))
@@ -62,13 +85,16 @@ func (r *runner) fence(ctx context.Context, prev tenure.Holding) error {
 		environVar("TENURE_PREDECESSOR", prev.Holder), environVar("TENURE_PREDECESSOR_TERM", prev.Term)); err != nil {
 		return err
 	}
-	r.fenced = append(r.fencedIn(term), fencedHost{term.ID(), prev.Holder})
+	r.hasFenced(term, prev.Holder)
 	return nil
 }
 
-// fencedIn returns the hosts that were fenced in a term.
-func (r *runner) fencedIn(term *tenure.Term) []fencedHost {
-	return slices.DeleteFunc(r.fenced, func(h fencedHost) bool { return h.term != term.ID() })
+// hasFenced notes that a host was fenced in a term.
+func (r *runner) hasFenced(term *tenure.Term, host string) {
+	if r.fencedIn != term.ID() {
+		r.fencedIn, r.fenced = term.ID(), nil
+	}
+	r.fenced = append(r.fenced, host)
 }
 
 // isUnknown reports whether a failover has lost the record of a holder: see [tenure.CoordinatorConfig.FencePredecessor].
@@ -76,28 +102,35 @@ func isUnknown(prev tenure.Holding) bool {
 	return prev.Holder == leaserecord.Unknown && prev.Term == ""
 }
 
-// hasPeers reports whether the --peers name another replica.
-func (r *runner) hasPeers() bool {
-	return slices.ContainsFunc(r.opts.peerNames(), func(peer string) bool { return peer != r.opts.replica })
+// peers returns the --peers but this replica.
+func (r *runner) peers() []string { return without(r.opts.peerNames(), r.opts.replica) }
+
+func without(names []string, but ...string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(but, name) })
 }
 
 // fencePeers runs --fence for each of the --peers before the program starts, in each term: until then, a peer that nobody has
-// heard of could work beside the program.
-func (r *runner) fencePeers(ctx context.Context) error {
-	if !r.hasPeers() {
-		return nil
-	}
+// heard of could work beside the program. The last one to start it is left alone if nothing of the program is left there.
+func (r *runner) fencePeers(ctx context.Context, last *lastHost) error {
 	term := tenure.TermFromContext(ctx)
-	fenced := r.fencedIn(term)
-	if by := term.ReleasedBy(); by != "" && !r.opts.fenceAlways && slices.Contains(r.opts.peerNames(), by) {
-		r.log.Info("not fencing the peer that has released the lease in order", "peer", printable(by))
-		fenced = append(fenced, fencedHost{term.ID(), by})
+	peers := r.peers()
+	if last.Ended && slices.Contains(peers, last.Replica) && !r.opts.fenceAlways {
+		r.log.Info("not fencing the peer on which the program has ended", "peer", printable(last.Replica))
+		peers = without(peers, last.Replica)
 	}
-	r.log.Info("fencing", "peers", printable(r.opts.peers))
 	fencing, cancel := context.WithTimeout(ctx, 10*r.opts.ttl) // as a coordinator does
 	defer cancel()
 	for began, failures := time.Now(), 0; ; failures++ {
-		err := r.fenceAll(fencing, fenced)
+		if r.fencedIn == term.ID() {
+			peers = without(peers, r.fenced...)
+		}
+		if len(peers) > 0 {
+			r.log.Info("fencing", "peers", printable(strings.Join(peers, ",")))
+		}
+		fenced, err := r.fenceAll(fencing, peers)
+		for _, peer := range fenced {
+			r.hasFenced(term, peer)
+		}
 		if err == nil {
 			return nil
 		}
@@ -113,17 +146,16 @@ func (r *runner) fencePeers(ctx context.Context) error {
 	}
 }
 
-// fenceAll runs --fence for each of the --peers but this replica and those that need it no more.
-func (r *runner) fenceAll(ctx context.Context, but []fencedHost) (err error) {
-	for _, peer := range r.opts.peerNames() {
-		if peer == r.opts.replica || slices.ContainsFunc(but, func(h fencedHost) bool { return h.name == peer }) {
-			continue
-		}
+// fenceAll runs --fence for each of some peers, and returns those for which it has succeeded.
+func (r *runner) fenceAll(ctx context.Context, peers []string) (fenced []string, err error) {
+	for _, peer := range peers {
 		if failed := runForTerm(ctx, r.opts.fence, environVar("TENURE_PREDECESSOR", peer)); failed != nil {
 			err = errors.Join(err, fmt.Errorf("peer %s: %w", printable(peer), failed))
+		} else {
+			fenced = append(fenced, peer)
 		}
 	}
-	return err
+	return fenced, err
 }
 
 // unfence runs --unfence, if there is one, once in a term.
@@ -172,7 +204,8 @@ func (r *runner) assert(ctx context.Context, end context.CancelCauseFunc) (wait 
 			r.repeat(ctx, r.opts.fenceEvery, "failed to fence again", func() error {
 				ctx, cancel := context.WithTimeout(ctx, 10*r.opts.ttl) // as a coordinator does
 				defer cancel()
-				return r.fenceAll(ctx, nil)
+				_, err := r.fenceAll(ctx, r.peers())
+				return err
 			})
 		})
 	}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
@@ -109,22 +110,21 @@ type runner struct {
 	args        []string // the guard's arguments after its timing
 	timing      timing
 	log         *slog.Logger
-	shutdown    context.CancelCauseFunc // with nil if tenure was told to end
-	signal      atomic.Int32            // the signal that told tenure to end; 0 if none has
-	current     atomic.Pointer[guarded] // nil between terms
-	name        *os.File                // of this replica, which the guards hold too; nil unless it is unique
-	coordinator *tenure.Coordinator     // set by compete before it runs
-	service     chan struct{}           // has one element while a term, or a --stop of a standby, is under way
-	unfenced    string                  // the ID of the last term in which --unfence has succeeded; used by fence and then by the job
-	fenced      []fencedHost            // as predecessors; used by fence and then by the job
-	checkSlow   bool                    // the last --check was; used by one check at a time
-	onceEnded   *ending                 // how the program ended under --once; used only by Run's goroutine
-	began       time.Time               // when the command began, for --every
-	table       uint32                  // see tableID; used by the coordinator's Trace once it runs
+	shutdown    context.CancelCauseFunc   // with nil if tenure was told to end
+	signal      atomic.Int32              // the signal that told tenure to end; 0 if none has
+	current     atomic.Pointer[guarded]   // nil between terms
+	name        *os.File                  // of this replica, which the guards hold too; nil unless it is unique
+	coordinator *tenure.Coordinator       // set by compete before it runs
+	service     chan struct{}             // has one element while a term, or a --stop of a standby, is under way
+	unfenced    string                    // the ID of the last term in which --unfence has succeeded; used by fence and then by the job
+	fencedIn    string                    // the ID of the last term in which --fence has succeeded for a host; used by fence and then by the job
+	fenced      []string                  // the hosts for which it has
+	checks      singleflight.Group        // by the argument of --check
+	slowCheck   atomic.Pointer[time.Time] // when a --check that was reported as slow began
+	onceEnded   *ending                   // how the program ended under --once; used only by Run's goroutine
+	began       time.Time                 // when the command began, for --every
+	table       uint32                    // see tableID; used by the coordinator's Trace once it runs
 }
-
-// fencedHost is a host on which --fence has succeeded in a term.
-type fencedHost struct{ term, name string }
 
 func runProgram(ctx context.Context, opts *runOptions, timing timing, out *output, args []string) error {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -235,8 +235,10 @@ func (r *runner) compete(ctx context.Context, store database) error {
 		return asUsage(err)
 	}
 	cfg := tenure.CoordinatorConfig{
-		Drain:           drain,
-		Reconcile:       func(ctx context.Context) error { return r.oncePer(ctx, store, r.job) },
+		Drain: drain,
+		Reconcile: func(ctx context.Context) error {
+			return r.oncePer(ctx, store, func(ctx context.Context) error { return r.job(ctx, store) })
+		},
 		RenewInterval:   r.opts.renew,
 		AcquireInterval: r.opts.acquire,
 		RenewDeadline:   r.timing.renewDeadline,
@@ -271,6 +273,11 @@ func (r *runner) compete(ctx context.Context, store database) error {
 	if r.opts.stopEvery > 0 {
 		beside.Go(func() {
 			r.repeat(following, r.opts.stopEvery, "--stop command failed while another replica holds the lease", func() error { return r.stopStandby(following) })
+		})
+	}
+	if r.opts.check != "" {
+		beside.Go(func() {
+			r.repeat(following, r.opts.renew, "this host could not take over: --check fails", func() error { return r.checkStandby(following) })
 		})
 	}
 	return coordinator.Run(ctx)
@@ -333,7 +340,7 @@ func (r *runner) setUpAgain(ctx context.Context, store database) func(time.Durat
 }
 
 // job runs the program for one term.
-func (r *runner) job(ctx context.Context) error {
+func (r *runner) job(ctx context.Context, store tenure.Store) error {
 	select {
 	case r.service <- struct{}{}:
 		defer func() { <-r.service }()
@@ -343,8 +350,21 @@ func (r *runner) job(ctx context.Context) error {
 	if err := r.unfence(ctx); err != nil {
 		return err
 	}
-	if err := r.fencePeers(ctx); err != nil {
-		return err
+	var last *lastHost
+	left := !findsWhatIsLeft
+	if len(r.peers()) > 0 {
+		var err error
+		if last, err = r.readLastHost(ctx, store); err != nil {
+			return err
+		}
+		if err := r.fencePeers(ctx, last); err != nil {
+			return err
+		}
+		earlier, err := last.starts(ctx, r.opts.replica)
+		if err != nil {
+			return err
+		}
+		left = left || earlier
 	}
 	g, err := startGuarded(tenure.TermFromContext(ctx), r.args, r.timing, r.name, r.log)
 	if err != nil {
@@ -364,6 +384,14 @@ func (r *runner) job(ctx context.Context) error {
 		return err
 	}
 	r.log.Info("program ended", "how", end.Text, "told", end.Told)
+	if last != nil && !left {
+		noting, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.opts.ttl/10) // the next host waits for the release
+		err := last.ended(noting)
+		cancel()
+		if err != nil {
+			r.log.Warn("failed to note that the program has ended; the next host to start it fences this one", "error", oneLine(err))
+		}
+	}
 	if r.opts.once && (!end.Told || r.signal.Load() != 0) {
 		r.onceEnded = &end
 		r.shutdown(nil)

@@ -244,12 +244,10 @@ func newLeaseView(h tenure.Holding, clockless bool) leaseView {
 		view.MaxToken = h.Version
 	}
 	switch {
-	case h.Holder == "" && (h.OfferedTo == "" || h.Age >= h.TTL): // no holder has vanished
-		return leaseView{Key: view.Key, State: stateFree}
-	case h.Holder == "":
-		view.State = stateOffered
 	case h.Age >= h.TTL:
 		view.State = stateExpired
+	case h.Holder == "":
+		view.State = stateOffered
 	}
 	if !h.AcquiredAt.IsZero() {
 		view.AcquiredAt = &h.AcquiredAt
@@ -367,6 +365,9 @@ func (v leaseView) expiry() string {
 		}
 		return fmt.Sprintf("expired %v ago, any replica may take it", -left)
 	case stateOffered:
+		if v.OfferedTo == "" {
+			return "offered, any replica may take it"
+		}
 		return fmt.Sprintf("offered to %s, any replica may take it in %v", printable(v.OfferedTo), left)
 	}
 	return fmt.Sprintf("held, expires in %v unless renewed", left)

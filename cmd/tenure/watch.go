@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -102,9 +103,12 @@ func (c change) print(w io.Writer) error {
 	case stateHeld:
 		what += " by " + printable(c.Holder)
 	case stateOffered:
-		what += " to " + printable(c.OfferedTo)
+		what += " to " + printable(cmp.Or(c.OfferedTo, "anybody"))
 	case stateExpired:
 		what += ", was held by " + printable(c.Holder)
+		if c.Holder == "" {
+			what = "expired, was offered to " + printable(cmp.Or(c.OfferedTo, "anybody"))
+		}
 	}
 	_, err := fmt.Fprintf(w, "%s  %s  %s\n", c.At.Format("2006-01-02T15:04:05.000Z07:00"), printable(c.Key), what)
 	return err

@@ -34,8 +34,7 @@ type Payload struct {
 	Term         string `json:"term"`
 	TTLMS        int64  `json:"ttl_ms"`
 	Offered      bool   `json:"offered,omitempty"`
-	ReleasedBy   string `json:"released_by,omitempty"` // of an offer: whose job had returned; empty if a witness released the lease
-	Witness      string `json:"witness,omitempty"`     // that can prove that the holder is dead: see [tenure.Lease.ReleaseDead]
+	Witness      string `json:"witness,omitempty"` // that can prove that the holder is dead: see [tenure.Lease.ReleaseDead]
 }
 
 // Encode returns the payload's bytes.
@@ -49,14 +48,13 @@ func (p Payload) Encode() []byte {
 
 // Offer returns the payload with which a holder offers the lease to a replica: no other replica may
 // take the lease until the offer has expired. If to is empty, any replica may take it at once.
-func Offer(by, to string, lasts time.Duration) *Payload {
+func Offer(to string, lasts time.Duration) *Payload {
 	return &Payload{
 		Holder:       to,
 		AcquiredAtMS: time.Now().UnixMilli(),
 		Term:         uuid.NewString(),
 		TTLMS:        max(1, lasts.Milliseconds()),
 		Offered:      true,
-		ReleasedBy:   by,
 	}
 }
 
@@ -94,7 +92,6 @@ type Holding struct {
 	Age          time.Duration // since the last renewal
 	Labels       map[string]string
 	Offered      bool
-	ReleasedBy   string // see Payload
 	Witness      string
 
 	Unconfirmed []Holding // earlier holders that may still be working; none once the takeover is confirmed
@@ -127,9 +124,6 @@ func Read(o Object, ownTTL time.Duration) (Holding, error) {
 		return h, err
 	}
 	h.Offered, h.Witness = p.Offered, p.Witness
-	if p.Offered && len(p.ReleasedBy) <= LongestHolder {
-		h.ReleasedBy = p.ReleasedBy
-	}
 	if len(p.Term) <= LongestHolder {
 		h.Term = p.Term
 	}

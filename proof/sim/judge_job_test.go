@@ -38,7 +38,6 @@ func (j *judge) jobBegins(l *life, ctx context.Context, tm *tenure.Term) {
 		j.violated("exclusion", "%s's job begins after its term's trust has ended", t.who)
 	}
 	j.confirmed(t)
-	j.saysWhoReleased(t, tm.ReleasedBy())
 	context.AfterFunc(ctx, func() { j.w.locked(func() { j.jobTold(t, tm, context.Cause(ctx)) }) })
 }
 
@@ -53,19 +52,6 @@ func (j *judge) confirmed(t *term) {
 	}
 	if j.w.fences && !t.cutOff {
 		j.violated("fence predecessor", "%s's job begins before its predecessor was fenced", t.who)
-	}
-}
-
-// saysWhoReleased checks the name of the holder that is said to have released the lease to a term, so that nobody fences it.
-func (j *judge) saysWhoReleased(t *term, by string) {
-	if by == "" {
-		return
-	}
-	testkit.Count(&j.judged, "terms that say who has released the lease")
-	for _, other := range j.running {
-		if other.who == by && other != t && other.excuse == "" {
-			j.violated("release", "%s's job of %d runs, although it is said to have released the lease to %s's term %d", by, other.token, t.who, t.token)
-		}
 	}
 }
 
