@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -21,7 +20,6 @@ import (
 	"time"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/storetest"
 )
 
 func TestNothingOfAProgramOutlivesItsTermIfTenureIsKilledOrStopped(t *testing.T) {
@@ -331,8 +329,7 @@ func TestPeersAreFencedAfterThePredecessor(t *testing.T) {
 
 	a.signal(t, syscall.SIGTERM)
 	s.awaitStart(t, 1)
-	b.awaitLog(t, `msg="not fencing the peer on which the program has ended" peer=a`)
-	c := s.start(t, "c", append([]string{"--fence-always"}, args...)...)
+	c := s.start(t, "c", args...)
 	c.awaitLog(t, `msg="lease has another holder"`)
 	awaitRenewal(t, s.open(t))
 	if err := os.Remove(tried); err != nil {
@@ -344,14 +341,11 @@ func TestPeersAreFencedAfterThePredecessor(t *testing.T) {
 	s.start(t, "a", args...).awaitLog(t, `msg="lease has another holder"`)
 	s.ask(t, "handover", "--to", "a")
 	s.awaitStart(t, 3)
-	s.ask(t, "handover", "--to", "c")
-	s.awaitStart(t, 4)
 	for i, want := range []string{
 		"a: fence b, fence c, fence d, start a",
-		"b: fence c, fence d, start b",
+		"b: fence a, fence c, fence d, start b",
 		"c: fence-holder b, fence a, fence d, start c",
-		"a: fence b, fence d, start a",
-		"c: fence a, fence b, fence d, start c",
+		"a: fence b, fence c, fence d, start a",
 	} {
 		start := s.starts(t)[i]
 		var came []string
@@ -364,79 +358,6 @@ func TestPeersAreFencedAfterThePredecessor(t *testing.T) {
 			t.Errorf("in the term %d there was %s, want %s", i+1, got, want)
 		}
 	}
-}
-
-// The guard knows what the program has started.
-func TestAHostOnWhichTheGuardWasKilledIsFenced(t *testing.T) {
-	t.Parallel()
-	s := sqliteSite(t)
-	fence := fmt.Sprintf(`echo "fence $TENURE_PREDECESSOR $TENURE_TOKEN $(date +%%s)000000000" >>%s`, filepath.Join(s.dir, "log"))
-	args := append([]string{"--fence", fence, "--peers", "a,b"}, s.service(t)...)
-	a := s.start(t, "a", args...)
-	s.awaitStart(t, 0)
-	s.start(t, "b", args...).awaitLog(t, `msg="lease has another holder"`)
-	pid := regexp.MustCompile(`msg="guard started" pid=(\d+)`).FindStringSubmatch(a.log())
-	if pid == nil {
-		t.Fatalf("no guard in %s", a.log())
-	}
-	guard, _ := strconv.Atoi(pid[1])
-	if err := syscall.Kill(guard, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	next := s.awaitStart(t, 1)
-	if next.holder != "b" || !slices.ContainsFunc(s.events(t), func(e event) bool {
-		return e.what == "fence" && e.holder == "a" && e.token == next.token
-	}) {
-		t.Errorf("a was not fenced: %+v", s.events(t))
-	}
-}
-
-func TestAHostNeedsNoFenceOnceNothingOfTheProgramIsLeft(t *testing.T) {
-	t.Parallel()
-	store := storetest.NewMem()
-	r := &runner{opts: &runOptions{}}
-	read := func() *lastHost {
-		t.Helper()
-		last, err := r.readLastHost(t.Context(), store)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return last
-	}
-	starts := func(last *lastHost, on string, wantLeft bool) {
-		t.Helper()
-		if left, err := last.starts(t.Context(), on); err != nil || left != wantLeft {
-			t.Errorf("it starts on %s: something is left: %v, %v", on, left, err)
-		}
-	}
-	is := func(replica string, ended bool) {
-		t.Helper()
-		if last := read(); last.Replica != replica || last.Ended != ended {
-			t.Errorf("the last host is %+v", last)
-		}
-	}
-	is("", false)
-	paused := read()
-	starts(read(), "a", false)
-	is("a", false)
-	starts(read(), "a", true) // it was killed, and starts again
-	is("a", false)
-	b := read()
-	starts(b, "b", false)
-	if _, err := paused.starts(t.Context(), "a"); err == nil {
-		t.Error("a host that was paused has written")
-	}
-	is("b", false)
-	if err := b.ended(t.Context()); err != nil {
-		t.Error(err)
-	}
-	is("b", true)
-	starts(read(), "b", false)
-	is("b", false)
-	if b.ended(t.Context()) == nil {
-		t.Error("an earlier run has ended a later one")
-	}
-	is("b", false)
 }
 
 func TestPeersAreFencedOnceInATerm(t *testing.T) {
@@ -472,7 +393,7 @@ func TestPeersAreFencedOnceInATerm(t *testing.T) {
 					return err
 				}
 			}
-			return r.fencePeers(ctx, &lastHost{})
+			return r.fencePeers(ctx)
 		})
 		fenced, _ := os.ReadFile(log)
 		if got := strings.Join(strings.Fields(string(fenced)), " "); err != nil || got != test.want {

@@ -22,19 +22,17 @@ import (
 	leaserecord "github.com/tenurelib/tenure/internal/record"
 )
 
-// check runs --check. If it already runs, that run's answer counts: the standby's own is no reason for a takeover to wait.
+// check runs --check for the coordinator. checkStandby gives way to it, so that it delays no takeover.
 func (r *runner) check(ctx context.Context, _ tenure.Role) error {
-	arg := "standby"
-	if r.current.Load() != nil { // while others are fenced, there is no program to check
-		arg = "active"
+	if cancel := r.giveWay.Load(); cancel != nil {
+		(*cancel)()
 	}
-	answer := r.checks.DoChan(arg, func() (any, error) { return nil, r.runCheck(ctx, arg) })
-	select {
-	case answered := <-answer:
-		return answered.Err
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	r.checking.Lock()
+	defer r.checking.Unlock()
+	if r.current.Load() == nil { // also while others are fenced: there is no program to check
+		return r.runCheck(ctx, "standby")
 	}
+	return r.runCheck(ctx, "active")
 }
 
 func (r *runner) runCheck(ctx context.Context, arg string) error {
@@ -54,12 +52,19 @@ const longRepeat = 10 * time.Minute
 
 // checkStandby runs --check as often as a holder does, so that people learn that this host is not fit before it is needed.
 func (r *runner) checkStandby(ctx context.Context) error {
-	if r.coordinator.Status().Role != tenure.RoleStandby {
+	if r.coordinator.Status().Role != tenure.RoleStandby || !r.checking.TryLock() {
 		return nil
 	}
+	defer r.checking.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, r.coordinator.Config().CheckTimeout)
 	defer cancel()
-	return r.check(ctx, tenure.RoleStandby)
+	r.giveWay.Store(&cancel)
+	defer r.giveWay.Store(nil)
+	err := r.runCheck(ctx, "standby")
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return nil
+	}
+	return err
 }
 
 // fence runs --fence for a host that has vanished. The job does so for the --peers.
@@ -109,15 +114,10 @@ func without(names []string, but ...string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(but, name) })
 }
 
-// fencePeers runs --fence for each of the --peers before the program starts, in each term: until then, a peer that nobody has
-// heard of could work beside the program. The last one to start it is left alone if nothing of the program is left there.
-func (r *runner) fencePeers(ctx context.Context, last *lastHost) error {
-	term := tenure.TermFromContext(ctx)
-	peers := r.peers()
-	if last.Ended && slices.Contains(peers, last.Replica) && !r.opts.fenceAlways {
-		r.log.Info("not fencing the peer on which the program has ended", "peer", printable(last.Replica))
-		peers = without(peers, last.Replica)
-	}
+// fencePeers runs --fence for each of the --peers before the program starts, in each term, however the last one has ended: a
+// peer that nobody has heard of could work beside the program, and so could what it has left on a host that released the lease.
+func (r *runner) fencePeers(ctx context.Context) error {
+	term, peers := tenure.TermFromContext(ctx), r.peers()
 	fencing, cancel := context.WithTimeout(ctx, 10*r.opts.ttl) // as a coordinator does
 	defer cancel()
 	for began, failures := time.Now(), 0; ; failures++ {

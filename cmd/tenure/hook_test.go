@@ -114,3 +114,30 @@ func TestASlowCheckIsReportedOnce(t *testing.T) {
 		}
 	}
 }
+
+func TestTheCheckOfAStandbyGivesWayToOneBeforeATakeover(t *testing.T) {
+	t.Parallel()
+	began := filepath.Join(t.TempDir(), "began")
+	r := &runner{log: slog.New(slog.DiscardHandler), opts: &runOptions{
+		check: fmt.Sprintf("test -e %s || { touch %[1]s; sleep 1000; } && :", began), // only the first one hangs
+	}}
+	lease, err := tenure.NewLease(storetest.NewMem(), tenure.LeaseConfig{Key: tenure.Key{Type: defaultType, ID: "svc"}, TTL: time.Hour, Logger: r.log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.coordinator, err = tenure.NewCoordinator(lease, tenure.CoordinatorConfig{Check: r.check, Logger: r.log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gaveWay := make(chan error, 1)
+	go func() { gaveWay <- r.checkStandby(t.Context()) }()
+	eventually(t, soon, "it runs", func() bool { _, err := os.Stat(began); return err == nil })
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	if err := r.check(ctx, tenure.RoleStandby); err != nil {
+		t.Error(err)
+	}
+	if err := <-gaveWay; err != nil {
+		t.Errorf("the one that gave way: %v", err)
+	}
+}

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/singleflight"
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
@@ -87,9 +86,8 @@ func (o *runOptions) runFlags(c *cobra.Command) {
 	flags.DurationVar(&o.checkTimeout, "check-timeout", 0, "`TIME` within which --check must return (default a sixth of the TTL, or less if a long --stop-timeout leaves less time between renewals). It may be up to five sixths of the TTL less --stop-timeout, which counts as at least a tenth of the TTL. A --check that uses more than half of it is reported. A --check that may last longer than the default begins before a renewal is due; if it may last longer than half of the TTL, the default --stop-timeout is shorter")
 	flags.IntVar(&o.confirm, "confirm", 0, "`NUMBER` of renewals that must succeed before the program starts, after a host has vanished")
 	flags.StringVar(&o.fence, "fence", "", "`COMMAND` that cuts off a host that has vanished, before the program starts here. $TENURE_PREDECESSOR names that host: NULs become U+FFFD, and a name over 4096 bytes is cut and marked with \"…\". The command is retried until it succeeds. It does not run for an earlier run of this --replica, so each replica needs its own name")
-	flags.StringVar(&o.peers, "peers", "", "comma-separated `NAMES` of all replicas. Before the program starts, --fence runs for each of them but this one, with the name in $TENURE_PREDECESSOR, and but the last one to start the program if nothing of it is left there. If that fails for a TTL, the lease is given up. Standbys are cut off too: give an --unfence that brings this host back")
-	flags.BoolVar(&o.fenceAlways, "fence-always", false, "fence also the one of the --peers on which the program has ended")
-	flags.DurationVar(&o.fenceEvery, "fence-every", 0, "`TIME` between two runs of --fence for each of the --peers while this replica runs the program; a failure is only logged. It implies --fence-always (default: only before the program starts)")
+	flags.StringVar(&o.peers, "peers", "", "comma-separated `NAMES` of all replicas. Before the program starts, in each term, --fence runs for each of them but this one, with the name in $TENURE_PREDECESSOR. If that fails for a TTL, the lease is given up. Standbys are cut off too: give an --unfence that brings this host back")
+	flags.DurationVar(&o.fenceEvery, "fence-every", 0, "`TIME` between two runs of --fence for each of the --peers while this replica runs the program; a failure is only logged (default: only before the program starts)")
 	flags.StringVar(&o.unfence, "unfence", "", "`COMMAND` that undoes what another replica's --fence has done to this host. It runs in each term before anything is fenced and the program starts; if it fails, the lease is given up")
 	flags.DurationVar(&o.unfenceEvery, "unfence-every", 0, "`TIME` between two runs of --unfence while this replica runs the program; if one fails, the term ends (default: once per term)")
 	flags.DurationVar(&o.stopTimeout, "stop-timeout", 0, "`TIME` from SIGTERM to SIGKILL (default a little over a quarter of the TTL, and less with a long --check-timeout)")
@@ -110,20 +108,21 @@ type runner struct {
 	args        []string // the guard's arguments after its timing
 	timing      timing
 	log         *slog.Logger
-	shutdown    context.CancelCauseFunc   // with nil if tenure was told to end
-	signal      atomic.Int32              // the signal that told tenure to end; 0 if none has
-	current     atomic.Pointer[guarded]   // nil between terms
-	name        *os.File                  // of this replica, which the guards hold too; nil unless it is unique
-	coordinator *tenure.Coordinator       // set by compete before it runs
-	service     chan struct{}             // has one element while a term, or a --stop of a standby, is under way
-	unfenced    string                    // the ID of the last term in which --unfence has succeeded; used by fence and then by the job
-	fencedIn    string                    // the ID of the last term in which --fence has succeeded for a host; used by fence and then by the job
-	fenced      []string                  // the hosts for which it has
-	checks      singleflight.Group        // by the argument of --check
-	slowCheck   atomic.Pointer[time.Time] // when a --check that was reported as slow began
-	onceEnded   *ending                   // how the program ended under --once; used only by Run's goroutine
-	began       time.Time                 // when the command began, for --every
-	table       uint32                    // see tableID; used by the coordinator's Trace once it runs
+	shutdown    context.CancelCauseFunc            // with nil if tenure was told to end
+	signal      atomic.Int32                       // the signal that told tenure to end; 0 if none has
+	current     atomic.Pointer[guarded]            // nil between terms
+	name        *os.File                           // of this replica, which the guards hold too; nil unless it is unique
+	coordinator *tenure.Coordinator                // set by compete before it runs
+	service     chan struct{}                      // has one element while a term, or a --stop of a standby, is under way
+	unfenced    string                             // the ID of the last term in which --unfence has succeeded; used by fence and then by the job
+	fencedIn    string                             // the ID of the last term in which --fence has succeeded for a host; used by fence and then by the job
+	fenced      []string                           // the hosts for which it has
+	checking    sync.Mutex                         // held while --check runs
+	giveWay     atomic.Pointer[context.CancelFunc] // of a run of --check by checkStandby
+	slowCheck   atomic.Pointer[time.Time]          // when a --check that was reported as slow began
+	onceEnded   *ending                            // how the program ended under --once; used only by Run's goroutine
+	began       time.Time                          // when the command began, for --every
+	table       uint32                             // see tableID; used by the coordinator's Trace once it runs
 }
 
 func runProgram(ctx context.Context, opts *runOptions, timing timing, out *output, args []string) error {
@@ -237,7 +236,7 @@ func (r *runner) compete(ctx context.Context, store database) error {
 	cfg := tenure.CoordinatorConfig{
 		Drain: drain,
 		Reconcile: func(ctx context.Context) error {
-			return r.oncePer(ctx, store, func(ctx context.Context) error { return r.job(ctx, store) })
+			return r.oncePer(ctx, store, r.job)
 		},
 		RenewInterval:   r.opts.renew,
 		AcquireInterval: r.opts.acquire,
@@ -340,7 +339,7 @@ func (r *runner) setUpAgain(ctx context.Context, store database) func(time.Durat
 }
 
 // job runs the program for one term.
-func (r *runner) job(ctx context.Context, store tenure.Store) error {
+func (r *runner) job(ctx context.Context) error {
 	select {
 	case r.service <- struct{}{}:
 		defer func() { <-r.service }()
@@ -350,21 +349,8 @@ func (r *runner) job(ctx context.Context, store tenure.Store) error {
 	if err := r.unfence(ctx); err != nil {
 		return err
 	}
-	var last *lastHost
-	left := !findsWhatIsLeft
-	if len(r.peers()) > 0 {
-		var err error
-		if last, err = r.readLastHost(ctx, store); err != nil {
-			return err
-		}
-		if err := r.fencePeers(ctx, last); err != nil {
-			return err
-		}
-		earlier, err := last.starts(ctx, r.opts.replica)
-		if err != nil {
-			return err
-		}
-		left = left || earlier
+	if err := r.fencePeers(ctx); err != nil {
+		return err
 	}
 	g, err := startGuarded(tenure.TermFromContext(ctx), r.args, r.timing, r.name, r.log)
 	if err != nil {
@@ -384,14 +370,6 @@ func (r *runner) job(ctx context.Context, store tenure.Store) error {
 		return err
 	}
 	r.log.Info("program ended", "how", end.Text, "told", end.Told)
-	if last != nil && !left {
-		noting, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.opts.ttl/10) // the next host waits for the release
-		err := last.ended(noting)
-		cancel()
-		if err != nil {
-			r.log.Warn("failed to note that the program has ended; the next host to start it fences this one", "error", oneLine(err))
-		}
-	}
 	if r.opts.once && (!end.Told || r.signal.Load() != 0) {
 		r.onceEnded = &end
 		r.shutdown(nil)

@@ -45,7 +45,6 @@ type runOptions struct {
 	every        time.Duration
 	stopEvery    time.Duration
 	fenceEvery   time.Duration
-	fenceAlways  bool
 	unfenceEvery time.Duration
 }
 
@@ -101,8 +100,6 @@ func (o *runOptions) validate(flags *pflag.FlagSet, args []string) (timing, erro
 		return timing{}, usageError("--peers has an empty name")
 	case o.peers == "" && o.fenceEvery != 0:
 		return timing{}, usageError("--fence-every needs --peers, the replicas to fence again")
-	case o.peers == "" && o.fenceAlways:
-		return timing{}, usageError("--fence-always needs --peers, the replicas to fence")
 	case o.unfence == "" && o.unfenceEvery != 0:
 		return timing{}, usageError("--unfence-every needs --unfence")
 	case o.every != 0 && !o.once:
@@ -120,7 +117,6 @@ func (o *runOptions) validate(flags *pflag.FlagSet, args []string) (timing, erro
 	if o.renew == 0 {
 		o.renew = o.ttl / 3
 	}
-	o.fenceAlways = o.fenceAlways || o.fenceEvery > 0 // each would be fenced a moment later anyway
 	t, err := newTiming(o.ttl, o.renew, o.stopTimeout, o.checkTimeout)
 	t.patient = service
 	return t, err
