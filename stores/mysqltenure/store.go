@@ -81,7 +81,7 @@ func (s *Store) DB() *sql.DB { return s.pools.app }
 // its own.
 func (s *Store) Traits() tenure.Traits { return tenure.Traits{Clockless: s.server.hasManyWriters()} }
 
-// Lineage returns the zero Lineage.
+// Lineage returns the zero Lineage: no client is told of a failover, so one that loses commits goes unnoticed.
 func (s *Store) Lineage(context.Context) (tenure.Lineage, error) { return tenure.Lineage{}, nil }
 
 // Close ends the subscriptions, and closes the connections that [Open] has made. Those of the caller's
