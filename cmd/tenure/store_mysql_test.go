@@ -48,7 +48,7 @@ func TestCommandsOnMySQL(t *testing.T) {
 		}
 	}
 	status, stdout, stderr = tenureCommand(t, "doctor", "--store", s.store, "--look", "200ms")
-	if status != 0 || !strings.Contains(stdout, "MySQL or MariaDB") || !strings.Contains(stdout, "renewal") {
+	if status != 0 || !strings.Contains(stdout, "MariaDB 1") || !strings.Contains(stdout, "renewal") {
 		t.Errorf("doctor: exit status %d, %q and %q", status, stdout, stderr)
 	}
 	reader := strings.Replace(s.store, "app:", "reader:", 1)
