@@ -61,7 +61,7 @@ func newMySQL(ctx context.Context, nodes int) (db *mysqlServers, err error) {
 		return db, err
 	}
 	for i, node := range db.nodes {
-		admin, err := sql.Open("mysql", node.DSN("admin", "timeout=1s&readTimeout=5s"))
+		admin, err := sql.Open("mysql", node.DSN("admin", "timeout=1s&readTimeout=5s&innodb_lock_wait_timeout=1"))
 		if err != nil {
 			return db, err
 		}
@@ -178,7 +178,7 @@ func (b *mysqlBackend) insert(e entry) (statement string, args []any, err error)
 }
 
 func (db *mysqlServers) kinds() []faultKind {
-	kinds := append(networkKinds(), faultKind{name: renewedByCopy, group: "server", weight: 3, begin: renewByCopy(renewObjectAsCopy(db.store))})
+	kinds := append(networkKinds(), faultKind{name: renewedByCopy, group: "server", weight: 3, begin: renewByCopy(db.renewAsCopy)})
 	if len(db.nodes) == 1 {
 		kinds = append(kinds, server{&db.nodes[0].Server, "all"}.stopKinds()...)
 		return append(kinds, faultKind{name: "lease locked by somebody", group: "server", weight: 4, begin: db.lock})
@@ -189,6 +189,20 @@ func (db *mysqlServers) kinds() []faultKind {
 	return append(kinds, faultKind{name: "node without a majority", group: "server", weight: 6, begin: db.isolate})
 }
 
+// hasLock reports whether somebody else has the lock of a record: a replica that was paused or cut off in a fenced transaction.
+func hasLock(err error) bool {
+	var is *mysql.MySQLError
+	return errors.As(err, &is) && is.Number == 1205
+}
+
+func (db *mysqlServers) renewAsCopy(ctx context.Context) (term string, version int64, err error) {
+	term, version, err = renewObjectAsCopy(db.store)(ctx)
+	if hasLock(err) {
+		err = nil
+	}
+	return term, version, err
+}
+
 // lock locks the records of all leases.
 func (db *mysqlServers) lock(ctx context.Context, _ *phase) (string, ending, error) {
 	tx, err := db.admins[0].BeginTx(ctx, nil)
@@ -197,7 +211,12 @@ func (db *mysqlServers) lock(ctx context.Context, _ *phase) (string, ending, err
 	}
 	rows, err := tx.QueryContext(ctx, "SELECT id FROM tenure_objects WHERE object_type = ? FOR UPDATE", leaseType)
 	if err == nil {
-		err = rows.Close()
+		for rows.Next() { // each is locked when it is read
+		}
+		err = errors.Join(rows.Err(), rows.Close())
+	}
+	if hasLock(err) {
+		return "nobody", func() (time.Duration, error) { return 0, nil }, tx.Rollback()
 	}
 	return "all", func() (time.Duration, error) { return 0, tx.Rollback() }, err
 }
