@@ -19,6 +19,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/objects"
+	"github.com/tenurelib/tenure/stores/mysqltenure"
 )
 
 const (
@@ -215,7 +216,8 @@ func (d *diagnosis) use(ctx context.Context, s *storeFlag, look time.Duration) e
 		}
 	}()
 	d.Server = cmp.Or(d.Server, s.describe(store))
-	if store, ok := store.(interface{ Check(context.Context) error }); ok { // MySQL
+	if store, ok := store.(*mysqltenure.Store); ok {
+		d.Server = productOf(opening, store.DB())
 		if err := store.Check(opening); err != nil {
 			return err
 		}

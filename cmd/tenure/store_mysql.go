@@ -4,10 +4,24 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"log/slog"
+	"strings"
 
 	"github.com/tenurelib/tenure/stores/mysqltenure"
 )
+
+// productOf names the server's product and version.
+func productOf(ctx context.Context, db *sql.DB) string {
+	var version string
+	if err := db.QueryRowContext(ctx, "SELECT VERSION()").Scan(&version); err != nil {
+		return "MySQL or MariaDB"
+	}
+	if version, _, ok := strings.Cut(version, "-MariaDB"); ok {
+		return "MariaDB " + version
+	}
+	return "MySQL " + version
+}
 
 // openMySQL opens the store of a URL mysql://user:password@host:3306/database. It waits for a server that is down.
 func openMySQL(ctx context.Context, url string, s *storeFlag, log *slog.Logger) (database, error) {

@@ -3,89 +3,35 @@
 package main
 
 import (
-	"context"
-	"fmt"
-	"io"
-	"net"
-	"net/url"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
-	"github.com/tenurelib/tenure/internal/testkit"
 	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
-// startMySQL starts a MariaDB server until the test ends, and returns its address. Its users are app, whose password is
-// s3cret and who may use the database tenure, and reader, who may only read there.
-func startMySQL(t *testing.T) (address string) {
+// startMySQL starts a MariaDB server until the test ends.
+func startMySQL(t *testing.T) *rig.MariaDB {
 	t.Helper()
-	program := "/usr/sbin/mariadbd"
-	if _, err := os.Stat(program); err != nil {
-		if os.Getenv("TENURE_REQUIRE_MARIADB") != "" {
-			t.Fatal(err)
-		}
+	if _, err := os.Stat(rig.MariaDBProgram); err != nil && os.Getenv("TENURE_REQUIRE_MARIADB") == "" {
 		t.Skip("there is no mariadbd: install mariadb-server")
 	}
-	dir := t.TempDir()
-	data, init := filepath.Join(dir, "data"), filepath.Join(dir, "init.sql")
-	const sql = `CREATE DATABASE IF NOT EXISTS tenure;
-CREATE USER IF NOT EXISTS 'app'@'%' IDENTIFIED BY 's3cret';
-CREATE USER IF NOT EXISTS 'reader'@'%' IDENTIFIED BY 's3cret';
-GRANT SELECT, INSERT, UPDATE, CREATE ON tenure.* TO 'app'@'%';
-GRANT SELECT ON tenure.* TO 'reader'@'%';
-`
-	if err := os.WriteFile(init, []byte(sql), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	as := "--user=" + os.Getenv("USER")
-	if os.Geteuid() == 0 { // which the server refuses
-		as = "--user=mysql"
-		for parent := dir; parent != os.TempDir() && parent != "/"; parent = filepath.Dir(parent) {
-			if err := os.Chmod(parent, 0o755); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	if out, err := exec.Command("mariadb-install-db", "--no-defaults", "--datadir="+data, as, "--skip-test-db", "--innodb-log-file-size=8M").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	port, err := testkit.FreePort()
+	t.Cleanup(rig.RemoveMariaDB)
+	server, err := rig.NewMariaDB("")
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := rig.Server{URL: &url.URL{Host: fmt.Sprint("127.0.0.1:", port)}}
-	server.Log = filepath.Join(dir, "log")
-	server.Command = func() *exec.Cmd {
-		return exec.Command(program, "--no-defaults", "--datadir="+data, as, "--socket="+filepath.Join(data, "socket"), "--bind-address=127.0.0.1",
-			fmt.Sprint("--port=", port), "--init-file="+init, "--tmpdir="+data, "--skip-name-resolve", "--innodb-buffer-pool-size=32M", "--innodb-log-file-size=8M")
-	}
-	server.Answers = func(ctx context.Context) error { // by a greeting
-		conn, err := new(net.Dialer).DialContext(ctx, "tcp", server.URL.Host)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(time.Second))
-		_, err = io.ReadFull(conn, make([]byte, 5))
-		return err
-	}
-	t.Cleanup(func() { server.End(syscall.SIGKILL) })
+	t.Cleanup(func() { server.Close() })
 	if err := server.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return server.URL.Host
+	return server
 }
 
 func TestCommandsOnMySQL(t *testing.T) {
 	t.Parallel()
-	address := startMySQL(t)
-	const password = "s3cret"
-	s := newSite(t, "mysql://app:"+password+"@"+address+"/tenure")
+	const password = rig.MariaDBPassword
+	s := newSite(t, startMySQL(t).URL.String())
 
 	status, _, stderr := tenureCommand(t, "status", "--store", s.store, "--key", "svc")
 	if status != 1 || !strings.Contains(stderr, `run "tenure migrate"`) || strings.Contains(stderr, password) {
@@ -102,7 +48,7 @@ func TestCommandsOnMySQL(t *testing.T) {
 		}
 	}
 	status, stdout, stderr = tenureCommand(t, "doctor", "--store", s.store, "--look", "200ms")
-	if status != 0 || !strings.Contains(stdout, "MySQL or MariaDB") || !strings.Contains(stdout, "renewal") {
+	if status != 0 || !strings.Contains(stdout, "MariaDB 1") || !strings.Contains(stdout, "renewal") {
 		t.Errorf("doctor: exit status %d, %q and %q", status, stdout, stderr)
 	}
 	reader := strings.Replace(s.store, "app:", "reader:", 1)

@@ -5,6 +5,7 @@ go 1.26.0
 replace (
 	github.com/tenurelib/tenure => ../..
 	github.com/tenurelib/tenure/stores/kubetenure => ../../stores/kubetenure
+	github.com/tenurelib/tenure/stores/mysqltenure => ../../stores/mysqltenure
 )
 
 require (
@@ -12,16 +13,19 @@ require (
 	github.com/go-co-op/gocron/v2 v2.21.2
 	github.com/gorilla/websocket v1.5.4-0.20250319132907-e064f32e3674
 	github.com/jackc/pgx/v5 v5.12.0
+	github.com/jmoiron/sqlx v1.4.0
 	github.com/oklog/run v1.2.0
 	github.com/riverqueue/river v0.51.1
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.1
 	github.com/robfig/cron/v3 v3.0.1
 	github.com/tenurelib/tenure v0.0.0
 	github.com/tenurelib/tenure/stores/kubetenure v0.0.0
+	github.com/tenurelib/tenure/stores/mysqltenure v0.0.0
 	github.com/thejerf/suture/v4 v4.0.6
 	go.uber.org/fx v1.24.0
 	golang.org/x/net v0.57.0
 	golang.org/x/sync v0.24.0
+	gorm.io/driver/mysql v1.6.0
 	gorm.io/driver/postgres v1.6.0
 	gorm.io/driver/sqlite v1.6.0
 	gorm.io/gorm v1.31.0
@@ -35,6 +39,7 @@ require (
 )
 
 require (
+	filippo.io/edwards25519 v1.2.0 // indirect
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/davecgh/go-spew v1.1.2-0.20180830191138-d8f796af33cc // indirect
@@ -58,6 +63,7 @@ require (
 	github.com/go-openapi/swag/stringutils v0.27.1 // indirect
 	github.com/go-openapi/swag/typeutils v0.27.1 // indirect
 	github.com/go-openapi/swag/yamlutils v0.27.1 // indirect
+	github.com/go-sql-driver/mysql v1.10.1 // indirect
 	github.com/google/gnostic-models v0.7.0 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/jackc/pgpassfile v1.0.0 // indirect

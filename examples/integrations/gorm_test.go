@@ -4,17 +4,15 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"path/filepath"
 	"testing"
 
-	_ "github.com/jackc/pgx/v5/stdlib"
+	"gorm.io/driver/mysql"
 	"gorm.io/driver/postgres"
 	"gorm.io/driver/sqlite"
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
 
 	"github.com/tenurelib/tenure"
-	"github.com/tenurelib/tenure/internal/testkit"
 )
 
 // deployment is a GORM model.
@@ -45,27 +43,19 @@ func promote(ctx context.Context, store tenure.SQLStore, db *gorm.DB) error {
 }
 
 func TestOnlyTheHolderCommitsTransactionsOfGORM(t *testing.T) {
-	for name, open := range map[string]func(t *testing.T) (url, driver, dsn string, dialect func(*sql.DB) gorm.Dialector){
-		"postgres": func(t *testing.T) (string, string, string, func(*sql.DB) gorm.Dialector) {
-			url := testkit.PostgresURL(t)
-			return url, "pgx", url, func(db *sql.DB) gorm.Dialector { return postgres.New(postgres.Config{Conn: db}) }
-		},
-		"sqlite": func(t *testing.T) (string, string, string, func(*sql.DB) gorm.Dialector) {
-			path := filepath.Join(t.TempDir(), "gorm.db")
-			return path + "?shared=true", "sqlite", "file:" + path + "?_txlock=immediate&_pragma=busy_timeout(10000)", func(db *sql.DB) gorm.Dialector { return sqlite.Dialector{Conn: db} }
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
+	dialects := map[string]func(*sql.DB) gorm.Dialector{
+		"pgx":    func(db *sql.DB) gorm.Dialector { return postgres.New(postgres.Config{Conn: db}) },
+		"sqlite": func(db *sql.DB) gorm.Dialector { return sqlite.Dialector{Conn: db} },
+		"mysql":  func(db *sql.DB) gorm.Dialector { return mysql.New(mysql.Config{Conn: db}) },
+	}
+	for driver, open := range sqlStores {
+		t.Run(driver, func(t *testing.T) {
 			ctx := limited(t)
-			url, driver, dsn, dialect := open(t)
-			store, err := tenure.Open(ctx, url)
-			must(t, err)
-			defer store.Close()
-			must(t, store.Migrate(ctx))
+			store, dsn := open(t)
 			sqlDB, err := sql.Open(driver, dsn)
 			must(t, err)
 			defer sqlDB.Close()
-			db, err := gorm.Open(dialect(sqlDB), &gorm.Config{Logger: logger.Discard})
+			db, err := gorm.Open(dialects[driver](sqlDB), &gorm.Config{Logger: logger.Discard})
 			must(t, err)
 			must(t, db.AutoMigrate(&deployment{}))
 
@@ -83,13 +73,7 @@ func TestOnlyTheHolderCommitsTransactionsOfGORM(t *testing.T) {
 			if err := promote(context.WithoutCancel(former), store, db); !errors.Is(err, tenure.ErrLost) {
 				t.Errorf("a former holder: got error %v, want %v", err, tenure.ErrLost)
 			}
-			lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: tenure.Key{Type: "lease", ID: "gorm"}})
-			must(t, err)
-			term, err := lease.AcquireOrSteal(ctx)
-			must(t, err)
-			held, err := lease.Read(ctx)
-			must(t, err)
-			must(t, store.DeleteIf(ctx, held.Key, tenure.IfVersion(held.Version))) // as if it had expired, and the next holder had come and gone
+			term := takenOver(t, store, "gorm")
 			err = tenure.FenceError(db.Transaction(func(tx *gorm.DB) error {
 				fence, args, err := store.FenceStatement(term)
 				must(t, err)

@@ -19,6 +19,7 @@ type bench struct {
 	postgres *postgres
 	etcd     *server
 	nats     *server
+	mysql    *server
 	files    string        // a directory
 	trials   chan struct{} // limits how many run at the same time
 	report   *report
@@ -78,6 +79,8 @@ func (b *bench) servers(ctx context.Context, peers []peer) (s servers, err error
 			s[onEtcd], err = b.etcd.start(ctx)
 		case onNATS:
 			s[onNATS], err = b.nats.start(ctx)
+		case onMySQL:
+			s[onMySQL], err = b.mysql.start(ctx)
 		}
 		if err != nil {
 			return s, err

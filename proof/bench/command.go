@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 )
 
 // command is what the flags ask for.
@@ -74,8 +76,8 @@ func usage(w io.Writer) {
 	fmt.Fprint(w, `Usage: go run . [flags]
 
 Measures this library beside others that keep leases: on one machine, in one
-run, against a PostgreSQL, an etcd and a NATS server that it starts itself on the loopback
-interface and that write to disk. Prints a table per measure.
+run, against a PostgreSQL, an etcd, a NATS and a MariaDB server that it starts itself on the
+loopback interface and that write to disk. Prints a table per measure.
 
   -measure LIST      only these measures, separated by commas
   -peer LIST         only these peers, separated by commas
@@ -99,13 +101,18 @@ Measures:
 }
 
 func (c command) bench(ctx context.Context, stdout, stderr io.Writer) (err error) {
+	defer rig.RemoveMariaDB()
 	pg, err := startPostgres(ctx, c.postgresURL)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, pg.close()) }()
-	etcd, nats := newEtcd(), newNATS()
-	defer func() { err = errors.Join(err, etcd.close(), nats.close()) }()
+	etcd, nats, mysql := newEtcd(), newNATS(), newMariaDB()
+	defer func() { err = errors.Join(err, etcd.close(), nats.close(), mysql.close()) }()
+	if _, err := os.Stat(rig.MariaDBProgram); err != nil {
+		fmt.Fprintln(stderr, "There is no MariaDB: its peers are left out.")
+		c.peers = slices.DeleteFunc(slices.Clone(c.peers), func(p peer) bool { return p.on == onMySQL })
+	}
 	files, err := os.MkdirTemp("", "tenure-bench-")
 	if err != nil {
 		return err
@@ -119,6 +126,7 @@ func (c command) bench(ctx context.Context, stdout, stderr io.Writer) (err error
 		postgres: pg,
 		etcd:     etcd,
 		nats:     nats,
+		mysql:    mysql,
 		files:    files,
 		trials:   make(chan struct{}, 10),
 		report:   &report{},

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os/exec"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -32,12 +33,14 @@ var modules = []string{
 	"go.etcd.io/etcd/client/v3",
 	natsServer,
 	"github.com/nats-io/nats.go",
+	mariaDB,
 }
 
 // The modules of servers, which are not a part of this program.
 const (
 	etcdServer = "go.etcd.io/etcd/server/v3"
 	natsServer = "github.com/nats-io/nats-server/v2"
+	mariaDB    = "MariaDB" // no module: it is installed
 )
 
 func machineFacts(ctx context.Context, p *postgres) (facts, error) {
@@ -62,6 +65,9 @@ func machineFacts(ctx context.Context, p *postgres) (facts, error) {
 			return f, err
 		}
 		f.Modules[name] = version
+	}
+	if says, err := exec.CommandContext(ctx, rig.MariaDBProgram, "--version").Output(); err == nil { // mariadbd  Ver 10.11.19-MariaDB-…
+		f.Modules[mariaDB] = strings.Fields(string(says))[2]
 	}
 	return f, nil
 }

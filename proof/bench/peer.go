@@ -148,6 +148,7 @@ const (
 	onSQLite
 	onEtcd
 	onNATS
+	onMySQL
 )
 
 // peers are in the order of the tables' rows.
@@ -166,4 +167,7 @@ var peers = []peer{
 	tenureEtcdPeer,
 	natsHandPeer,
 	tenureNATSPeer,
+	mysqlFloorPeer,
+	getLockPeer,
+	tenureMySQLPeer,
 }

@@ -37,6 +37,17 @@ func newNATS() *server {
 	}}
 }
 
+// newMariaDB returns a server that waits for its disk at each commit, also for that of its binary log.
+func newMariaDB() *server {
+	return &server{open: func(_ context.Context, dir string) (*rig.Server, error) {
+		mariadb, err := rig.NewMariaDB(dir, "--log-bin=binlog", "--sync-binlog=1", "--innodb-flush-log-at-trx-commit=1", "--binlog-format=ROW")
+		if err != nil {
+			return nil, err
+		}
+		return &mariadb.Server, nil
+	}}
+}
+
 func (s *server) start(ctx context.Context) (url string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -28,7 +28,7 @@ func startWork(ctx context.Context, p peer, url string) (*work, error) {
 			write: func(ctx context.Context) error { _, err := client.Put(ctx, "bench-work", "x"); return err },
 			close: func() { client.Close() },
 		}, nil
-	case onSQLite, onNATS: // where writes of one program delay those of others, or share their syncs
+	case onSQLite, onNATS, onMySQL: // where writes of one program delay those of others, or share their syncs
 		file, err := os.CreateTemp("", "tenure-bench-work-")
 		if err != nil {
 			return nil, err

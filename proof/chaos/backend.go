@@ -47,6 +47,8 @@ func openBackend(ctx context.Context, cfg replicaConfig) (backend, error) {
 		return openNATS(ctx, cfg)
 	case "etcd":
 		return openEtcd(ctx, cfg)
+	case mysqlScheme:
+		return openMySQL(ctx, cfg)
 	}
 	return openPostgres(ctx, cfg)
 }

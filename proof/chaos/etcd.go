@@ -50,7 +50,7 @@ func newEtcd(ctx context.Context, dir string) (db *etcdServer, err error) {
 	if db.etcd, err = rig.NewEtcd(ctx, dir); err != nil {
 		return db, err
 	}
-	db.server = server{&db.etcd.Server}
+	db.server = server{&db.etcd.Server, "all"}
 	if db.kv, err = clientv3.New(clientv3.Config{Endpoints: []string{db.URL.String()}, BackoffWaitBetween: 20 * time.Millisecond, Logger: zap.NewNop()}); err != nil {
 		return db, err
 	}

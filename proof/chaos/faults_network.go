@@ -66,14 +66,14 @@ func weather(proxy func(*process) *rig.Proxy, change func(p *phase, w *rig.Weath
 	}
 }
 
-// written matches the end of Postgres' answer to a statement that changed something, and the
-// acknowledgement of a message by NATS.
-var written = regexp.MustCompile(`(INSERT 0 1|UPDATE 1|DELETE 1|COMMIT)\x00|\{"stream": ?"` + natsStreamName + `", ?"seq":`)
+// written matches the end of Postgres' answer to a statement that changed something, the
+// acknowledgement of a message by NATS, and MySQL's of one or two rows.
+var written = regexp.MustCompile(`(INSERT 0 1|UPDATE 1|DELETE 1|COMMIT)\x00|\{"stream": ?"` + natsStreamName + `", ?"seq":|^(?s:.)\x00\x00\x01\x00[\x01\x02]`)
 
 // maybeWritten also matches Postgres' answer to a delete, which counts the rows that it deletes,
 // and etcd's answer to a transaction whose conditions were met, which may have read only: the
-// header with its four numbers, and "succeeded".
-var maybeWritten = regexp.MustCompile(`SELECT 1\x00|(?s)\x0a.\x08.{4,10}\x10.{4,10}\x18.{1,5}\x20.\x10\x01`)
+// header with its four numbers, and "succeeded", and MySQL's to a COMMIT.
+var maybeWritten = regexp.MustCompile(`SELECT 1\x00|(?s)\x0a.\x08.{4,10}\x10.{4,10}\x18.{1,5}\x20.\x10\x01|^\x07\x00\x00\x01\x00\x00\x00\x02\x00`)
 
 // lost returns what loses the answers to writes with that probability.
 func lost(probability float64) func(piece []byte) bool {

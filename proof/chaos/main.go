@@ -1,6 +1,6 @@
 // Command chaos runs replicas of this library while it injects faults into processes,
 // networks and databases, and then checks that every promise was kept. Each replica is a
-// separate process. Postgres, NATS and etcd are separate servers, which each replica reaches
+// separate process. Postgres, NATS, etcd and MariaDB are separate servers, which each replica reaches
 // through its own proxy. The command runs on Linux.
 //
 // Afterwards it checks the events that the replicas reported and the content of the
@@ -61,6 +61,11 @@
 // two is what the servers keep of all writes, in the order of the commits. The stream differs from the one
 // that Migrate creates in that it keeps all messages of a subject. Leases there expire as if
 // ExpiryObserved was set.
+//
+// Two more are on a MariaDB server and on a Galera cluster of three nodes. The server's records are also locked by somebody;
+// nodes are killed, shut down and paused, and cut off from the others, which leaves them without a majority. Jobs also write in
+// transactions of their own, which linger between the fence and the commit. The ledger is the binary log, in a cluster that of
+// the node that is never killed. Without MariaDB and Galera these two are left out.
 //
 // In the last phase a primary of Postgres and two standbys fail over, again and again. The standbys are cut off, the primary
 // crashes or hangs, and a standby is promoted that lacks what was acknowledged meanwhile; the

@@ -45,7 +45,7 @@ func newNATS(ctx context.Context, log string) (db *natsStream, err error) {
 	if err != nil {
 		return db, err
 	}
-	db.server = server{nats}
+	db.server = server{nats, "all"}
 	if err := db.Start(ctx); err != nil {
 		return db, err
 	}

@@ -149,6 +149,8 @@ func ledgerOf(history []change, without int) (ledger []entry, err error) {
 		switch {
 		case before.payload == nil && c.payload == nil:
 			continue
+		case before.payload != nil && again && before.version == c.version: // a fence of MySQL, or a wake
+			continue
 		case c.key.Type == leaseType:
 			payload := c.payload
 			switch {

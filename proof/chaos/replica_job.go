@@ -95,6 +95,10 @@ type putPayload struct {
 	Note  string `json:"note"`
 }
 
+func (e entry) payload() ([]byte, error) {
+	return json.Marshal(putPayload{Term: e.term, Token: e.token, Note: e.note})
+}
+
 func putFenced(ctx context.Context, store tenure.Store, id string, guard tenure.Guard, e entry) error {
 	fenced, err := tenure.Fence(store, guard)
 	if err != nil {
@@ -104,7 +108,7 @@ func putFenced(ctx context.Context, store tenure.Store, id string, guard tenure.
 }
 
 func putEntry(ctx context.Context, store tenure.Store, key tenure.Key, e entry) error {
-	payload, err := json.Marshal(putPayload{Term: e.term, Token: e.token, Note: e.note})
+	payload, err := e.payload()
 	if err != nil {
 		return err
 	}

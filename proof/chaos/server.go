@@ -9,7 +9,10 @@ import (
 )
 
 // server is a server that faults are done to.
-type server struct{ *rig.Server }
+type server struct {
+	*rig.Server
+	target string // that a report names
+}
 
 // stopKinds are the faults of the process as such. None has ended before the server serves
 // requests again: how long it takes to do so is not what is tested.
@@ -23,12 +26,12 @@ func (s server) stopKinds() []faultKind {
 
 func (s server) stop(signal syscall.Signal) func(context.Context, *phase) (string, ending, error) {
 	return func(ctx context.Context, _ *phase) (string, ending, error) {
-		return "all", func() (time.Duration, error) { return 0, s.Start(ctx) }, s.End(signal)
+		return s.target, func() (time.Duration, error) { return 0, s.Start(ctx) }, s.End(signal)
 	}
 }
 
 func (s server) pause(ctx context.Context, _ *phase) (string, ending, error) {
-	return "all", func() (time.Duration, error) {
+	return s.target, func() (time.Duration, error) {
 		if err := s.Signal(syscall.SIGCONT); err != nil {
 			return 0, err
 		}

@@ -20,8 +20,10 @@ import (
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
 	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 	"github.com/tenurelib/tenure/schedule"
 	"github.com/tenurelib/tenure/shards"
+	"github.com/tenurelib/tenure/stores/mysqltenure"
 	"github.com/tenurelib/tenure/storetest"
 )
 
@@ -62,7 +64,7 @@ func TestTheErrorsOfThePageAreThoseOfTheLibrary(t *testing.T) {
 	testkit.Docs(t)
 	for section, raise := range map[string]func(p *errorPage){
 		"The errors that programs test": raiseNamed, "Leases and fences": raiseOfLeases, "Postgres": raiseOfPostgres, "SQLite": raiseOfSQLite,
-		"Claims, queues, shards and schedules": raiseOfClaims,
+		"MySQL and MariaDB": raiseOfMySQL, "Claims, queues, shards and schedules": raiseOfClaims,
 	} {
 		t.Run(section, func(t *testing.T) {
 			_, text, found := strings.Cut(documents(t)["docs/operations.md"], "\n## "+section+"\n")
@@ -83,7 +85,50 @@ func TestTheErrorsOfThePageAreThoseOfTheLibrary(t *testing.T) {
 	}
 	_, texts, _ := strings.Cut(documents(t)["docs/operations.md"], "\n## The errors that programs test")
 	texts, _, _ = strings.Cut(texts, "\n## Normal lines of the log")
-	require.Equal(t, 4, strings.Count(texts, "\n## "), "each section is tested, and the first")
+	require.Equal(t, 5, strings.Count(texts, "\n## "), "each section is tested, and the first")
+}
+
+func raiseOfMySQL(p *errorPage) {
+	if _, err := os.Stat(rig.MariaDBProgram); err != nil && os.Getenv("TENURE_REQUIRE_MARIADB") == "" {
+		p.Skip("there is no mariadbd: install mariadb-server")
+	}
+	p.Cleanup(rig.RemoveMariaDB)
+	server, err := rig.NewMariaDB("")
+	require.NoError(p, err)
+	p.Cleanup(func() { _ = server.Close() })
+	ctx := p.Context()
+	require.NoError(p, server.Start(ctx))
+	store, err := mysqltenure.Open(ctx, server.URL.String(), mysqltenure.Config{Logger: testkit.Quiet})
+	require.NoError(p, err)
+	defer store.Close()
+	require.NoError(p, store.Migrate(ctx))
+	obj := testkit.Put(p, store, tenure.Object{Key: tenure.Key{Type: "lease", ID: "a"}})
+	db, err := sql.Open("mysql", server.DSN("admin", ""))
+	require.NoError(p, err)
+	defer db.Close()
+	put := func() error {
+		written, err := store.PutIf(ctx, obj, tenure.IfVersion(obj.Version))
+		if err == nil {
+			obj = written
+		}
+		return err
+	}
+
+	tx, err := db.BeginTx(ctx, nil)
+	require.NoError(p, err)
+	defer tx.Rollback()
+	var locks, oldest int64
+	require.NoError(p, tx.QueryRow("SELECT CONNECTION_ID() FROM tenure_objects FOR UPDATE").Scan(&locks))
+	require.NoError(p, db.QueryRow("SELECT trx_mysql_thread_id FROM information_schema.INNODB_TRX ORDER BY trx_started LIMIT 1").Scan(&oldest))
+	require.Equal(p, locks, oldest)
+	p.row("Lock wait timeout exceeded", put())
+	_, err = db.Exec(fmt.Sprint("KILL ", oldest))
+	require.NoError(p, err)
+	require.NoError(p, put())
+
+	_, err = db.Exec("SET GLOBAL read_only = 1")
+	require.NoError(p, err)
+	p.row("the server is read-only", put())
 }
 
 // held runs a coordinator for a term, and returns why the term was over.

@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -84,11 +85,7 @@ func duplicate(err error) error {
 // is sent again. A lock that was not obtained in time is none of these: the statement alone was rolled back,
 // and the next one would wait as long.
 func isRolledBack(err error) bool {
-	switch number(err) {
-	case errDeadlock, errChanged, errCertification:
-		return true
-	}
-	return false
+	return slices.Contains([]uint16{errDeadlock, errChanged, errCertification}, number(err))
 }
 
 // isFenceFailure reports whether a fence has failed because the record does not stand. Of our

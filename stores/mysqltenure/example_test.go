@@ -59,7 +59,7 @@ func TestTheExampleStartsWithAFreshDatabase(t *testing.T) {
 	db := s.db(t, "app", "")
 	exec1(t, db, "CREATE TABLE sweeps (token BIGINT)")
 	ctx, cancel := context.WithCancel(t.Context())
-	require.NoError(t, runReplica(ctx, s.dsn("app", ""), func(ctx context.Context, store *mysqltenure.Store) error {
+	require.NoError(t, runReplica(ctx, s.DSN("app", ""), func(ctx context.Context, store *mysqltenure.Store) error {
 		defer cancel()
 		return sweep(ctx, store)
 	}))

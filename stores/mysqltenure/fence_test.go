@@ -30,7 +30,7 @@ func TestInRacesNoFencedTransactionCommitsAfterATakeover(t *testing.T) {
 		t.Run(level.String(), func(t *testing.T) {
 			t.Parallel()
 			name := newDatabase(t, shared(t))
-			db := pool(t, strings.Replace(shared(t).dsn("admin", ""), "/"+database, "/"+name, 1))
+			db := pool(t, strings.Replace(shared(t).DSN("admin", ""), "/"+database, "/"+name, 1))
 			store := openOn(t, db, "")
 			exec1(t, db, testkit.CreateLedger)
 			n := races
@@ -262,7 +262,7 @@ func runFailures(t *testing.T, s *server, store *mysqltenure.Store, table string
 func TestAFenceHoldsForWritesToAnotherDatabaseOfTheServer(t *testing.T) {
 	t.Parallel()
 	name := newDatabase(t, shared(t))
-	there := pool(t, strings.Replace(shared(t).dsn("admin", ""), "/"+database, "/"+name, 1))
+	there := pool(t, strings.Replace(shared(t).DSN("admin", ""), "/"+database, "/"+name, 1))
 	store, table, lease, term := begun(t)
 	openOn(t, there, table) // which has such a table, too
 	exec1(t, there, "CREATE TABLE mine (n INT)")

@@ -21,46 +21,27 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/internal/testkit"
+	"github.com/tenurelib/tenure/internal/testkit/rig"
 	"github.com/tenurelib/tenure/storekit"
 	"github.com/tenurelib/tenure/stores/mysqltenure"
 	"github.com/tenurelib/tenure/storetest"
 )
 
-const provider = "/usr/lib/galera/libgalera_smm.so"
-
 // startNodes starts a Galera cluster on this machine.
 func startNodes(t *testing.T, n int) (nodes []*server) {
 	t.Helper()
 	needsServer(t)
-	if _, err := os.Stat(provider); err != nil {
+	if _, err := os.Stat(rig.GaleraProvider); err != nil {
 		t.Skip("there is no Galera: install galera-4 and rsync")
 	}
-	var peers []string
-	var args [][]string
-	for i := range n {
-		var ports [3]int
-		for p := range ports {
-			var err error
-			ports[p], err = testkit.FreePort()
-			require.NoError(t, err)
-		}
-		address := fmt.Sprint("127.0.0.1:", ports[0])
-		args = append(args, []string{
-			"--wsrep-cluster-address=gcomm://" + strings.Join(peers, ","), "--wsrep-on=ON", "--wsrep-provider=" + provider, "--wsrep-cluster-name=tenure",
-			fmt.Sprint("--wsrep-node-name=n", i), "--wsrep-node-address=127.0.0.1", "--wsrep-sst-method=rsync", fmt.Sprint("--wsrep-sst-receive-address=127.0.0.1:", ports[1]),
-			fmt.Sprintf("--wsrep-provider-options=base_host=127.0.0.1;base_port=%d;gmcast.listen_addr=tcp://%s;ist.recv_addr=127.0.0.1:%d;evs.keepalive_period=PT0.5S;evs.inactive_check_period=PT0.25S;evs.suspect_timeout=PT2S;evs.inactive_timeout=PT4S;evs.install_timeout=PT4S;gcache.size=16M", ports[0], address, ports[2]),
-			"--wsrep-slave-threads=1", "--binlog-format=ROW", "--innodb-autoinc-lock-mode=2", "--log-bin=binlog", "--log-slave-updates", fmt.Sprint("--server-id=", i+1),
-		})
-		s, err := newServer(args[i]...)
-		require.NoError(t, err)
+	all, err := rig.NewGalera(n)
+	require.NoError(t, err)
+	for _, node := range all {
+		s := &server{node}
 		t.Cleanup(s.close)
-		peers = append(peers, address)
 		require.NoError(t, s.Start(t.Context()))
 		nodes = append(nodes, s)
 		awaitNodes(t, nodes, len(nodes))
-	}
-	for i := range nodes { // from now on none begins a cluster of its own
-		args[i][0] = "--wsrep-cluster-address=gcomm://" + strings.Join(peers, ",")
 	}
 	return nodes
 }
@@ -277,9 +258,9 @@ func commitOrders(t *testing.T, node *server) map[string]string {
 	db := node.db(t, "app", "wsrep_sync_wait=1")
 	var rows int
 	require.NoError(t, db.QueryRow("SELECT COUNT(*) FROM ledger").Scan(&rows))
-	logs, err := filepath.Glob(filepath.Join(node.dir, "data", "binlog.0*"))
+	logs, err := filepath.Glob(filepath.Join(node.Dir, "data", "binlog.0*"))
 	require.NoError(t, err)
-	out, err := command("mariadb-binlog", append([]string{"--no-defaults", "--base64-output=decode-rows", "-v"}, logs...)...).Output()
+	out, err := rig.MariaDBCommand("mariadb-binlog", append([]string{"--no-defaults", "--base64-output=decode-rows", "-v"}, logs...)...).Output()
 	require.NoError(t, err)
 	orders, found := make(map[string]string), 0
 	insert := regexp.MustCompile(`(?m)^### INSERT INTO .tenure.\..ledger.\n### SET\n###   @1=(\d+)\n###   @2='(\w+)'`)

@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
+	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"syscall"
@@ -197,6 +199,50 @@ func TestAStoreLeavesAServerThatWasDemoted(t *testing.T) {
 	_, err = store.PutIf(t.Context(), obj, tenure.Unconditional())
 	require.NoError(t, err)
 	testkit.Get(t, open(t, promoted, ""), widget)
+}
+
+// This is the limit of read_only, of which the store warns.
+func TestAUserWithReadOnlyAdminWritesToAServerThatWasDemoted(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	var logged bytes.Buffer
+	store, err := mysqltenure.Open(t.Context(), s.DSN("admin", ""), mysqltenure.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil))})
+	require.NoError(t, err)
+	testkit.Put(t, ready(t, store), tenure.Object{Key: widget})
+	exec1(t, s.db(t, "admin", ""), "SET GLOBAL read_only = 1")
+	testkit.Put(t, store, tenure.Object{Key: widget, Payload: []byte("x")})
+	require.Contains(t, logged.String(), "two replicas may hold")
+	_, err = openOn(t, s.db(t, "app", ""), "").PutIf(t.Context(), tenure.Object{Key: widget}, tenure.Unconditional())
+	require.ErrorContains(t, err, "1290")
+}
+
+// A replica is promoted that lacks a term. That one may still work for up to its RenewDeadline, but it writes nothing fenced,
+// and the next one's token is above its own.
+func TestAReplicaThatLagsGoesOnAboveTheTokensThatItLacks(t *testing.T) {
+	t.Parallel()
+	testkit.Slow(t)
+	old, promoted := start(t, "--log-bin=binlog", "--sync-binlog=1", "--server-id=1"), start(t, "--server-id=2")
+	proxy, store := proxied(t, old, "")
+	admin := promoted.db(t, "admin", "")
+	exec1(t, admin, fmt.Sprintf("CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT=%s, MASTER_USER='admin', MASTER_PASSWORD='%s', MASTER_USE_GTID=slave_pos", old.URL.Port(), password))
+	exec1(t, admin, "START SLAVE")
+	lease := testkit.NewLease(t, store, tenure.LeaseConfig{})
+	require.NoError(t, lease.Release(t.Context(), testkit.MustAcquire(t, lease)))
+	testkit.Put(t, store, tenure.Object{Key: widget})
+	there := open(t, promoted, "")
+	testkit.Await(t, "the replica has it", func() bool {
+		_, err := there.Get(t.Context(), widget)
+		return err == nil
+	})
+	exec1(t, admin, "STOP SLAVE")
+	former := testkit.MustAcquire(t, lease)
+	require.NoError(t, old.End(syscall.SIGKILL))
+	proxy.Redirect(promoted.URL.Host)
+	next := testkit.MustAcquire(t, testkit.NewLease(t, there, tenure.LeaseConfig{Holder: "b"}))
+	require.Greater(t, next.Token(), former.Token())
+	require.True(t, former.Valid(), "which the page on MySQL says")
+	require.ErrorIs(t, store.Fenced(t.Context(), former, func(*sql.Tx) error { return nil }), tenure.ErrLost)
+	require.ErrorIs(t, lease.Renew(t.Context(), former), tenure.ErrLost)
 }
 
 // A pool of the caller's without rejectReadOnly says what the server says.

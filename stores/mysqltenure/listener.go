@@ -83,9 +83,10 @@ func (l *listener) step(ctx context.Context) (rest time.Duration, err error) {
 		return lookEvery, l.take(ctx, own)
 	}
 	nobodys := l.held == is.bell // what this connection has waited for is still there
-	if err := l.release(ctx); err != nil {
+	if err := l.unlock(ctx, l.held); err != nil {
 		return 0, err
 	}
+	l.held = ""
 	switch {
 	case is.bell == "":
 		return lookEvery, nil
@@ -122,13 +123,7 @@ func (l *listener) lock(ctx context.Context, name string, longest time.Duration)
 	return false, err
 }
 
-// release lets go of the lock that the connection has, if it has one.
-func (l *listener) release(ctx context.Context) error {
-	err := l.unlock(ctx, l.held)
-	l.held = ""
-	return err
-}
-
+// unlock lets go of a lock that the connection has, if there is a name.
 func (l *listener) unlock(ctx context.Context, name string) error {
 	if name == "" {
 		return nil

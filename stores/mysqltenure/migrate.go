@@ -2,9 +2,10 @@ package mysqltenure
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
-	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -46,31 +47,26 @@ func (s *Store) prepare(ctx context.Context, op string, create bool) (err error)
 	return explained(err)
 }
 
+// ignoresReadOnly matches a grant of what lets a user write to a server that is read-only.
+var ignoresReadOnly = regexp.MustCompile(`(ALL PRIVILEGES|SUPER|READ_ONLY ADMIN|READ ONLY ADMIN|CONNECTION_ADMIN).* ON \*\.\*`)
+
 // grantWarnings says whether a user may write to a server that is read-only.
 func grantWarnings(grants []string) []string {
 	for _, grant := range grants {
-		privileges, on, _ := strings.Cut(grant, " ON ")
-		if !strings.HasPrefix(on, "*.*") {
-			continue
-		}
-		for _, ignores := range []string{"ALL PRIVILEGES", "SUPER", "READ_ONLY ADMIN", "READ ONLY ADMIN", "CONNECTION_ADMIN"} {
-			if strings.Contains(privileges, ignores) {
-				return []string{"the user has " + ignores + ", and so writes even to a server that is read-only because another one was promoted: two replicas may hold a lease"}
-			}
+		if found := ignoresReadOnly.FindStringSubmatch(grant); found != nil {
+			return []string{"the user has " + found[1] + ", and so writes even to a server that is read-only because another one was promoted: two replicas may hold a lease"}
 		}
 	}
 	return nil
 }
 
-// columnTypes are the types of the table's columns, in lower case.
-var columnTypes = map[string]string{
-	"object_type": "varbinary(255) not null", "id": "varbinary(1024) not null", "name": "varbinary(1024) null",
-	"labels": "mediumblob null", "payload": "mediumblob null", "resource_version": "bigint not null",
-	"created_at_us": "bigint not null", "written_at_us": "bigint not null", "fences": "bigint not null", "wakes": "bigint not null",
+// shape is what the table must have. The second key is what makes names unique.
+var shape = []string{
+	"column object_type varbinary(255) not null", "column id varbinary(1024) not null", "column name varbinary(1024) null",
+	"column labels mediumblob null", "column payload mediumblob null", "column resource_version bigint not null",
+	"column created_at_us bigint not null", "column written_at_us bigint not null", "column fences bigint not null", "column wakes bigint not null",
+	"unique key PRIMARY object_type,id", "unique key name object_type,name",
 }
-
-// indexes are the table's unique keys: the second is what makes names unique.
-var indexes = []string{"PRIMARY object_type,id", "name object_type,name"}
 
 // inspect reports whether the table is missing, and returns [tenure.ErrSetup] if it can't be used.
 func (s *Store) inspect(ctx context.Context) (missing bool, err error) {
@@ -82,25 +78,17 @@ func (s *Store) inspect(ctx context.Context) (missing bool, err error) {
 	if !strings.EqualFold(engines[0], "InnoDB") {
 		return false, fmt.Errorf("%w: the table has the engine %s and must have InnoDB, without which there are no transactions", tenure.ErrSetup, engines[0])
 	}
-	columns, err := s.strings(ctx, `SELECT LOWER(CONCAT(COLUMN_NAME, ' ', REPLACE(COLUMN_TYPE, 'bigint(20)', 'bigint'), IF(IS_NULLABLE = 'YES', ' null', ' not null')))
-		FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?`, database, table)
+	has, err := s.strings(ctx, `SELECT CONCAT('column ', LOWER(CONCAT(COLUMN_NAME, ' ', REPLACE(COLUMN_TYPE, 'bigint(20)', 'bigint'), IF(IS_NULLABLE = 'YES', ' null', ' not null'))))
+		FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ?
+		UNION ALL SELECT CONCAT('unique key ', INDEX_NAME, ' ', GROUP_CONCAT(COLUMN_NAME ORDER BY SEQ_IN_INDEX))
+		FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ? AND NON_UNIQUE = 0 AND SUB_PART IS NULL GROUP BY INDEX_NAME`, database, table, database, table)
 	if err != nil {
 		return false, err
 	}
 	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(columnTypes)) {
-		if want := name + " " + columnTypes[name]; !slices.Contains(columns, want) {
-			errs = append(errs, fmt.Errorf("%w: the table has no column %s", tenure.ErrSetup, want))
-		}
-	}
-	keys, err := s.strings(ctx, `SELECT CONCAT(INDEX_NAME, ' ', GROUP_CONCAT(COLUMN_NAME ORDER BY SEQ_IN_INDEX))
-		FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = ? AND TABLE_NAME = ? AND NON_UNIQUE = 0 AND SUB_PART IS NULL GROUP BY INDEX_NAME`, database, table)
-	if err != nil {
-		return false, err
-	}
-	for _, want := range indexes {
-		if !slices.Contains(keys, want) {
-			errs = append(errs, fmt.Errorf("%w: the table has no unique key %s", tenure.ErrSetup, want))
+	for _, want := range shape {
+		if !slices.Contains(has, want) {
+			errs = append(errs, fmt.Errorf("%w: the table has no %s", tenure.ErrSetup, want))
 		}
 	}
 	return false, errors.Join(errs...)
@@ -108,17 +96,11 @@ func (s *Store) inspect(ctx context.Context) (missing bool, err error) {
 
 // strings returns the rows of a query with one column.
 func (s *Store) strings(ctx context.Context, query string, args ...any) (all []string, err error) {
-	rows, err := s.pools.calls.QueryContext(ctx, query, args...)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	for rows.Next() {
+	err = each(ctx, s.pools.calls, func(rows *sql.Rows) error {
 		var text string
-		if err := rows.Scan(&text); err != nil {
-			return nil, err
-		}
+		err := rows.Scan(&text)
 		all = append(all, text)
-	}
-	return all, rows.Err()
+		return err
+	}, query, args...)
+	return all, err
 }

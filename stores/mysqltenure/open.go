@@ -1,6 +1,7 @@
 package mysqltenure
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"database/sql"
@@ -78,7 +79,7 @@ func open(ctx context.Context, dsn string, cfg Config) (*Store, error) {
 	}
 	first, err := openPools(config, server{})
 	if err != nil {
-		return nil, fmt.Errorf("%w: the driver refuses the settings (%w)", tenure.ErrInvalid, err)
+		return nil, err
 	}
 	store, err := newOn(ctx, first, cfg)
 	if err != nil {
@@ -89,7 +90,7 @@ func open(ctx context.Context, dsn string, cfg Config) (*Store, error) {
 	// Once more, because which variables a session has depends on the server.
 	p, err := openPools(config, store.server)
 	if err != nil {
-		return nil, fmt.Errorf("%w: the driver refuses the settings (%w)", tenure.ErrInvalid, err)
+		return nil, err
 	}
 	return newStore(p, cfg, store.server), nil
 }
@@ -113,9 +114,7 @@ func parse(dsn string) (*mysql.Config, error) {
 	if err := config.Apply(mysql.Charset("utf8mb4", "")); err != nil { // with others, interpolated parameters are not safe
 		return nil, err
 	}
-	if config.Timeout == 0 {
-		config.Timeout = dialTimeout
-	}
+	config.Timeout = cmp.Or(config.Timeout, dialTimeout)
 	return config, nil
 }
 

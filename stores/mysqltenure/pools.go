@@ -3,8 +3,13 @@ package mysqltenure
 import (
 	"database/sql"
 	"database/sql/driver"
+	"errors"
+	"fmt"
+	"maps"
 
 	"github.com/go-sql-driver/mysql"
+
+	"github.com/tenurelib/tenure"
 )
 
 // pools are a store's connections: those of its calls, so that renewals don't wait behind a program's queries,
@@ -23,24 +28,17 @@ const mostCalls = 4 // connections at once
 func openPools(config *mysql.Config, is server) (p pools, err error) {
 	config = config.Clone()
 	config.MaxAllowedPacket = is.packet() // the server would break the connection
-	if config.Params == nil {
-		config.Params = make(map[string]string)
-	}
-	for name, value := range is.settings() {
-		if _, ok := config.Params[name]; !ok {
-			config.Params[name] = value
-		}
-	}
-	app, err := mysql.NewConnector(config)
-	if err != nil {
-		return p, err
-	}
+	params := is.settings()
+	maps.Copy(params, config.Params) // which take precedence
+	config.Params = params
+	app, err1 := mysql.NewConnector(config)
 	quick := config.Clone()
+	quick.Params = maps.Clone(params)              // Clone copies none that is empty
 	quick.Params["innodb_lock_wait_timeout"] = "5" // seconds
 	quick.ReadTimeout, quick.WriteTimeout = requestTimeout, requestTimeout
-	calls, err := mysql.NewConnector(quick)
-	if err != nil {
-		return p, err
+	calls, err2 := mysql.NewConnector(quick)
+	if err := errors.Join(err1, err2); err != nil {
+		return p, fmt.Errorf("%w: the driver refuses the settings (%w)", tenure.ErrInvalid, err)
 	}
 	p = pools{calls: sql.OpenDB(calls), bells: sql.OpenDB(calls), app: sql.OpenDB(app), address: config.Addr, owned: true}
 	p.calls.SetMaxOpenConns(mostCalls)

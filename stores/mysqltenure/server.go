@@ -25,20 +25,29 @@ func lookAt(ctx context.Context, db *sql.DB) (server, error) {
 		return s, err
 	}
 	s.database = database.String
-	rows, err := db.QueryContext(ctx, `SHOW VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'autocommit', 'completion_type',
+	err := each(ctx, db, func(rows *sql.Rows) error {
+		var name, value string
+		err := rows.Scan(&name, &value)
+		s.variables[name] = value
+		return err
+	}, `SHOW VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'autocommit', 'completion_type',
 		'sql_mode', 'character_set_client', 'wsrep_on', 'group_replication_single_primary_mode', 'log_bin', 'binlog_format', 'sync_binlog', 'innodb_flush_log_at_trx_commit', 'max_allowed_packet')`)
+	return s, err
+}
+
+// each calls do for each row of a query's result.
+func each(ctx context.Context, db *sql.DB, do func(rows *sql.Rows) error, query string, args ...any) error {
+	rows, err := db.QueryContext(ctx, query, args...)
 	if err != nil {
-		return s, err
+		return err
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var name, value string
-		if err := rows.Scan(&name, &value); err != nil {
-			return s, err
+		if err := do(rows); err != nil {
+			return err
 		}
-		s.variables[name] = value
 	}
-	return s, rows.Err()
+	return rows.Err()
 }
 
 // fit returns [tenure.ErrSetup] if the server, or its sessions, can't be used.
@@ -97,9 +106,6 @@ func (s server) hasManyWriters() bool { return s.isGalera() || s.isGroup() }
 
 // settings are the variables of the sessions on connections of the store's own.
 func (s server) settings() map[string]string {
-	if s.variables == nil { // nobody has asked
-		return nil
-	}
 	set := make(map[string]string)
 	if s.isMariaDB() {
 		set["idle_transaction_timeout"] = "60" // of a process that is paused within a fenced transaction

@@ -63,10 +63,8 @@ func newStore(p pools, cfg Config, is server) *Store {
 
 // String names the table and the server.
 func (s *Store) String() string {
-	text := "table " + s.cfg.Table
-	if s.server.database != "" {
-		text += " in database " + s.server.database
-	}
+	database, table := s.table()
+	text := "table " + database + "." + table
 	if s.pools.address != "" {
 		text += " on " + s.pools.address
 	}
@@ -81,7 +79,7 @@ func (s *Store) DB() *sql.DB { return s.pools.app }
 // its own.
 func (s *Store) Traits() tenure.Traits { return tenure.Traits{Clockless: s.server.hasManyWriters()} }
 
-// Lineage returns the zero Lineage.
+// Lineage returns the zero Lineage: no client is told of a failover, so one that loses commits goes unnoticed.
 func (s *Store) Lineage(context.Context) (tenure.Lineage, error) { return tenure.Lineage{}, nil }
 
 // Close ends the subscriptions, and closes the connections that [Open] has made. Those of the caller's
@@ -129,19 +127,16 @@ func (s *Store) List(ctx context.Context, objectType, after string, limit int) (
 	}
 	ctx, cancel := storekit.WithLimit(ctx, requestTimeout)
 	defer cancel()
-	rows, err := s.pools.calls.QueryContext(ctx, s.sql.list, []byte(objectType), []byte(after), limit)
+	err = each(ctx, s.pools.calls, func(rows *sql.Rows) error {
+		r := row{obj: tenure.Object{Key: tenure.Key{Type: objectType}}}
+		err := rows.Scan(append([]any{&r.obj.Key.ID}, r.columns()...)...)
+		found = append(found, s.object(r))
+		return err
+	}, s.sql.list, []byte(objectType), []byte(after), limit)
 	if err != nil {
 		return nil, explained(err)
 	}
-	defer rows.Close()
-	for rows.Next() {
-		r := row{obj: tenure.Object{Key: tenure.Key{Type: objectType}}}
-		if err := rows.Scan(append([]any{&r.obj.Key.ID}, r.columns()...)...); err != nil {
-			return nil, err
-		}
-		found = append(found, s.object(r))
-	}
-	return found, explained(rows.Err())
+	return found, nil
 }
 
 // Types returns at most limit types of the objects in the store, in the order of their bytes. It is safe for
@@ -203,11 +198,8 @@ const mostKnown = 4096
 func (s *shared) saw(key tenure.Key, is state) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.known[key]; !ok && len(s.known) >= mostKnown {
-		for other := range s.known {
-			delete(s.known, other)
-			break
-		}
+	if len(s.known) >= mostKnown { // what is forgotten is read again
+		clear(s.known)
 	}
 	s.known[key] = is
 }

@@ -198,7 +198,7 @@ func TestMigrateMayBeCalledByManyAtOnce(t *testing.T) {
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			store, err := mysqltenure.Open(t.Context(), shared(t).dsn("app", ""), mysqltenure.Config{Table: table, Logger: testkit.Quiet})
+			store, err := mysqltenure.Open(t.Context(), shared(t).DSN("app", ""), mysqltenure.Config{Table: table, Logger: testkit.Quiet})
 			if err == nil {
 				err = errors.Join(store.Migrate(t.Context()), store.Close())
 			}
@@ -243,7 +243,7 @@ func TestMigrateWarnsOfWhatLosesLeases(t *testing.T) {
 	var lines testkit.SyncBuffer
 	logger := slog.New(slog.NewTextHandler(&lines, nil))
 	s := start(t, "--log-bin=binlog", "--sync-binlog=0", "--innodb-flush-log-at-trx-commit=2", "--max-allowed-packet=256K")
-	store, err := mysqltenure.Open(t.Context(), s.dsn("admin", ""), mysqltenure.Config{Logger: logger})
+	store, err := mysqltenure.Open(t.Context(), s.DSN("admin", ""), mysqltenure.Config{Logger: logger})
 	require.NoError(t, err)
 	require.NoError(t, store.Migrate(t.Context()))
 	require.NoError(t, store.Close())
@@ -251,7 +251,7 @@ func TestMigrateWarnsOfWhatLosesLeases(t *testing.T) {
 		require.Contains(t, lines.String(), want)
 	}
 
-	store, err = mysqltenure.Open(t.Context(), s.dsn("app", ""), mysqltenure.Config{Logger: testkit.Quiet})
+	store, err = mysqltenure.Open(t.Context(), s.DSN("app", ""), mysqltenure.Config{Logger: testkit.Quiet})
 	require.NoError(t, err)
 	defer store.Close()
 	large := make([]byte, tenure.MaxPayload)
@@ -265,7 +265,7 @@ func TestMigrateWarnsOfWhatLosesLeases(t *testing.T) {
 	require.NoError(t, err)
 
 	exec1(t, s.db(t, "admin", ""), "SET GLOBAL binlog_format = 'STATEMENT'")
-	store, err = mysqltenure.Open(t.Context(), s.dsn("app", ""), mysqltenure.Config{Logger: testkit.Quiet})
+	store, err = mysqltenure.Open(t.Context(), s.DSN("app", ""), mysqltenure.Config{Logger: testkit.Quiet})
 	require.NoError(t, err)
 	defer store.Close()
 	require.ErrorIs(t, store.Migrate(t.Context()), tenure.ErrSetup)
@@ -274,26 +274,23 @@ func TestMigrateWarnsOfWhatLosesLeases(t *testing.T) {
 func TestErrorsSayWhatToDoAndNeverQuoteThePassword(t *testing.T) {
 	t.Parallel()
 	s := shared(t)
-	admin := s.db(t, "admin", "")
 	table := newTable()
 	open(t, s, table)
-	exec1(t, admin, "CREATE OR REPLACE USER reader IDENTIFIED BY '"+password+"'")
-	exec1(t, admin, "GRANT SELECT ON "+database+"."+table+" TO reader")
 	for name, test := range map[string]struct {
 		dsn, table string
 		err        error
 		want       string
 	}{
-		"no table":            {s.dsn("app", ""), "none", tenure.ErrSetup, "call Migrate once"},
-		"no right to write":   {s.dsn("reader", ""), table, tenure.ErrSetup, "GRANT SELECT, INSERT, UPDATE"},
-		"a wrong password":    {strings.Replace(s.dsn("app", ""), password, password+"x", 1), "", tenure.ErrSetup, "Access denied"},
-		"no such database":    {strings.Replace(s.dsn("admin", ""), "/"+database, "/none", 1), "", tenure.ErrSetup, "none"},
-		"no database":         {strings.Replace(s.dsn("app", ""), "/"+database, "/", 1), "", tenure.ErrSetup, "use no database"},
-		"autocommit is off":   {s.dsn("app", "autocommit=0"), "", tenure.ErrSetup, "autocommit"},
-		"chained":             {s.dsn("app", "completion_type='CHAIN'"), "", tenure.ErrSetup, "completion_type"},
-		"empty is NULL":       {s.dsn("app", "sql_mode='EMPTY_STRING_IS_NULL'"), "", tenure.ErrSetup, "EMPTY_STRING_IS_NULL"},
-		"assignments at once": {s.dsn("app", "sql_mode='SIMULTANEOUS_ASSIGNMENT'"), "", tenure.ErrSetup, "SIMULTANEOUS_ASSIGNMENT"},
-		"a variable":          {s.dsn("app", "nonsense=1"), "", nil, "nonsense"},
+		"no table":            {s.DSN("app", ""), "none", tenure.ErrSetup, "call Migrate once"},
+		"no right to write":   {s.DSN("reader", ""), table, tenure.ErrSetup, "GRANT SELECT, INSERT, UPDATE"},
+		"a wrong password":    {strings.Replace(s.DSN("app", ""), password, password+"x", 1), "", tenure.ErrSetup, "Access denied"},
+		"no such database":    {strings.Replace(s.DSN("admin", ""), "/"+database, "/none", 1), "", tenure.ErrSetup, "none"},
+		"no database":         {strings.Replace(s.DSN("app", ""), "/"+database, "/", 1), "", tenure.ErrSetup, "use no database"},
+		"autocommit is off":   {s.DSN("app", "autocommit=0"), "", tenure.ErrSetup, "autocommit"},
+		"chained":             {s.DSN("app", "completion_type='CHAIN'"), "", tenure.ErrSetup, "completion_type"},
+		"empty is NULL":       {s.DSN("app", "sql_mode='EMPTY_STRING_IS_NULL'"), "", tenure.ErrSetup, "EMPTY_STRING_IS_NULL"},
+		"assignments at once": {s.DSN("app", "sql_mode='SIMULTANEOUS_ASSIGNMENT'"), "", tenure.ErrSetup, "SIMULTANEOUS_ASSIGNMENT"},
+		"a variable":          {s.DSN("app", "nonsense=1"), "", nil, "nonsense"},
 		"a URL without a db":  {"mysql://app:" + password + "@" + s.URL.Host, "", tenure.ErrInvalid, "no database"},
 		"several hosts":       {"mysql://app:" + password + "@a,b/x", "", tenure.ErrInvalid, "several hosts"},
 		"a mistyped password": {"mysql://app:" + password + "/x@h/db", "", tenure.ErrInvalid, "%XX"},
@@ -301,7 +298,7 @@ func TestErrorsSayWhatToDoAndNeverQuoteThePassword(t *testing.T) {
 		"a parameter":         {"mysql://h/db?x=1", "", tenure.ErrInvalid, `a parameter "x"`},
 		"tls":                 {"mysql://h/db?tls=" + password, "", tenure.ErrInvalid, "tls of the URL"},
 		"ca":                  {"mysql://h/db?ca=/dev/null", "", tenure.ErrInvalid, "no certificate"},
-		"a table":             {s.dsn("app", ""), "a.b.c", tenure.ErrInvalid, "a.b.c"},
+		"a table":             {s.DSN("app", ""), "a.b.c", tenure.ErrInvalid, "a.b.c"},
 		"nobody listens":      {"mysql://app:" + password + "@127.0.0.1:1/db", "", nil, "connection refused"},
 	} {
 		store, err := mysqltenure.Open(t.Context(), test.dsn, mysqltenure.Config{Table: test.table, Logger: testkit.Quiet})
@@ -332,7 +329,7 @@ func TestAURLOpensTheStore(t *testing.T) {
 
 func TestAStoreThatIsClosedSaysSo(t *testing.T) {
 	t.Parallel()
-	store, err := mysqltenure.Open(t.Context(), shared(t).dsn("app", ""), mysqltenure.Config{Logger: testkit.Quiet})
+	store, err := mysqltenure.Open(t.Context(), shared(t).DSN("app", ""), mysqltenure.Config{Logger: testkit.Quiet})
 	require.NoError(t, err)
 	sub := store.Watch(widget)
 	require.NoError(t, store.Close())
@@ -375,7 +372,7 @@ func TestNoPayloadIsTakenForSQL(t *testing.T) {
 	t.Parallel()
 	s := shared(t)
 	table := newTable()
-	store, err := mysqltenure.Open(t.Context(), s.dsn("app", "charset=gbk"), mysqltenure.Config{Table: table, Logger: testkit.Quiet})
+	store, err := mysqltenure.Open(t.Context(), s.DSN("app", "charset=gbk"), mysqltenure.Config{Table: table, Logger: testkit.Quiet})
 	require.NoError(t, err)
 	ready(t, store)
 	payload := []byte("\xbf', payload = 'other', labels = '{}' -- ")

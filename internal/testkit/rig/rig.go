@@ -1,4 +1,4 @@
-// Package rig runs what the programs chaos and bench measure and break: servers of etcd and NATS,
+// Package rig runs what the programs chaos and bench measure and break: servers of etcd, NATS and MariaDB,
 // each in a process of its own, and proxies between them and their clients. Postgres is started by
 // package testkit. Package rig is for the programs and tests of this repository, without a promise
 // of compatibility.
