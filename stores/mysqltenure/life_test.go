@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -205,13 +206,13 @@ func TestAStoreLeavesAServerThatWasDemoted(t *testing.T) {
 func TestAUserWithReadOnlyAdminWritesToAServerThatWasDemoted(t *testing.T) {
 	t.Parallel()
 	s := start(t)
-	var logged bytes.Buffer
+	var logged testkit.SyncBuffer
 	store, err := mysqltenure.Open(t.Context(), s.DSN("admin", ""), mysqltenure.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil))})
 	require.NoError(t, err)
 	testkit.Put(t, ready(t, store), tenure.Object{Key: widget})
 	exec1(t, s.db(t, "admin", ""), "SET GLOBAL read_only = 1")
 	testkit.Put(t, store, tenure.Object{Key: widget, Payload: []byte("x")})
-	require.Contains(t, logged.String(), "two replicas may hold")
+	testkit.Await(t, "it warns", func() bool { return strings.Contains(logged.String(), "two replicas may hold") })
 	_, err = openOn(t, s.db(t, "app", ""), "").PutIf(t.Context(), tenure.Object{Key: widget}, tenure.Unconditional())
 	require.ErrorContains(t, err, "1290")
 }
