@@ -535,7 +535,7 @@ func TestAClaimThatLandsLongAfterItsAnswerWasLostIsFreed(t *testing.T) {
 		require.ErrorIs(w, err, testkit.ErrReset)
 		time.Sleep(36 * time.Second)
 		require.Empty(w, b.claim("one"))
-		time.Sleep(15 * time.Second)
+		time.Sleep(ttl) // from one look to the next
 		b.claimOne("one")
 	})
 }
