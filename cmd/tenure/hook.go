@@ -23,13 +23,13 @@ import (
 )
 
 // check runs --check for the coordinator. checkStandby gives way to it, so that it delays no takeover.
-func (r *runner) check(ctx context.Context, _ tenure.Role) error {
+func (r *runner) check(ctx context.Context, role tenure.Role) error {
 	if cancel := r.giveWay.Load(); cancel != nil {
 		(*cancel)()
 	}
 	r.checking.Lock()
 	defer r.checking.Unlock()
-	if r.current.Load() == nil { // also while others are fenced: there is no program to check
+	if role != tenure.RoleHolder || r.fencing.Load() { // then there is no program to check
 		return r.runCheck(ctx, "standby")
 	}
 	return r.runCheck(ctx, "active")
@@ -117,6 +117,8 @@ func without(names []string, but ...string) []string {
 // fencePeers runs --fence for each of the --peers before the program starts, in each term, however the last one has ended: a
 // peer that nobody has heard of could work beside the program, and so could what it has left on a host that released the lease.
 func (r *runner) fencePeers(ctx context.Context) error {
+	r.fencing.Store(true)
+	defer r.fencing.Store(false)
 	term, peers := tenure.TermFromContext(ctx), r.peers()
 	fencing, cancel := context.WithTimeout(ctx, 10*r.opts.ttl) // as a coordinator does
 	defer cancel()

@@ -141,3 +141,17 @@ func TestTheCheckOfAStandbyGivesWayToOneBeforeATakeover(t *testing.T) {
 		t.Errorf("the one that gave way: %v", err)
 	}
 }
+
+func TestWhileOthersAreFencedTheCheckIsThatOfAStandby(t *testing.T) {
+	t.Parallel()
+	r := &runner{log: slog.New(slog.DiscardHandler), opts: &runOptions{check: "test standby ="}}
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	if r.check(ctx, tenure.RoleHolder) == nil {
+		t.Error("the check of a holder has another argument")
+	}
+	r.fencing.Store(true)
+	if err := r.check(ctx, tenure.RoleHolder); err != nil {
+		t.Errorf("there is no program yet: %v", err)
+	}
+}

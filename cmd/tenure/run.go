@@ -117,6 +117,7 @@ type runner struct {
 	unfenced    string                             // the ID of the last term in which --unfence has succeeded; used by fence and then by the job
 	fencedIn    string                             // the ID of the last term in which --fence has succeeded for a host; used by fence and then by the job
 	fenced      []string                           // the hosts for which it has
+	fencing     atomic.Bool                        // whether the --peers are being fenced, before the program starts
 	checking    sync.Mutex                         // held while --check runs
 	giveWay     atomic.Pointer[context.CancelFunc] // of a run of --check by checkStandby
 	slowCheck   atomic.Pointer[time.Time]          // when a --check that was reported as slow began
