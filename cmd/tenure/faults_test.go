@@ -350,8 +350,8 @@ func TestPeersAreFencedAfterThePredecessor(t *testing.T) {
 		start := s.starts(t)[i]
 		var came []string
 		for _, e := range s.events(t) {
-			if is := e.what + " " + e.holder; e.token == start.token && e.what != "stop" {
-				came = append(came, is)
+			if e.token == start.token && e.what != "stop" {
+				came = append(came, e.what+" "+e.holder)
 			}
 		}
 		if got := start.holder + ": " + strings.Join(came, ", "); got != want {

@@ -235,10 +235,8 @@ func (r *runner) compete(ctx context.Context, store database) error {
 		return asUsage(err)
 	}
 	cfg := tenure.CoordinatorConfig{
-		Drain: drain,
-		Reconcile: func(ctx context.Context) error {
-			return r.oncePer(ctx, store, r.job)
-		},
+		Drain:           drain,
+		Reconcile:       func(ctx context.Context) error { return r.oncePer(ctx, store, r.job) },
 		RenewInterval:   r.opts.renew,
 		AcquireInterval: r.opts.acquire,
 		RenewDeadline:   r.timing.renewDeadline,

@@ -196,13 +196,11 @@ func NewGalera(n int) (nodes []*MariaDB, err error) {
 		}
 		of, begins := s.Command, i == 0
 		s.Command = func() *exec.Cmd {
-			cmd := of()
-			if cluster := strings.Join(peers, ","); begins {
-				begins = false
-				cmd.Args = append(cmd.Args, "--wsrep-cluster-address=gcomm://")
-			} else {
-				cmd.Args = append(cmd.Args, "--wsrep-cluster-address=gcomm://"+cluster)
+			cmd, cluster := of(), strings.Join(peers, ",")
+			if begins {
+				begins, cluster = false, ""
 			}
+			cmd.Args = append(cmd.Args, "--wsrep-cluster-address=gcomm://"+cluster)
 			return cmd
 		}
 		nodes = append(nodes, s)
