@@ -331,11 +331,7 @@ func (db *mysqlServers) audit(ctx context.Context) (*audit, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &audit{fit: true}
-	if a.ledger, err = ledgerOf(history, 0); err != nil {
-		return nil, err
-	}
-	return a, a.readObjects(ctx, db.store)
+	return auditOf(ctx, history, db.store)
 }
 
 func (db *mysqlServers) close() error {

@@ -136,6 +136,16 @@ func standing(history []change) (terms map[string]string, err error) {
 	return terms, nil
 }
 
+// auditOf returns what a complete history and the objects that are left say.
+func auditOf(ctx context.Context, history []change, store tenure.Store) (*audit, error) {
+	ledger, err := ledgerOf(history, 0)
+	if err != nil {
+		return nil, err
+	}
+	a := &audit{fit: true, ledger: ledger}
+	return a, a.readObjects(ctx, store)
+}
+
 // ledgerOf returns the entries that triggers would have written, except for the first changes.
 func ledgerOf(history []change, without int) (ledger []entry, err error) {
 	now := map[tenure.Key]change{}
