@@ -25,7 +25,10 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
+
+	"github.com/tenurelib/tenure/internal/proctree"
 )
 
 func main() {
@@ -37,6 +40,10 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
+	if err := proctree.BecomeSubreaper(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	which, err := regexp.Compile(*run)
 	mutants, err2 := readMutants(repository)
 	err = errors.Join(err, err2)
@@ -294,9 +301,11 @@ func (s *suite) fails(dir, tests, limit string) (test, out string) {
 	args := []string{"test", "-vet=off", "-count=1", "-failfast", "-v", "-timeout=" + cmp.Or(limit, "15m"), "-run", cmp.Or(tests, "."), "."}
 	cmd := exec.Command("go", append(args, s.args...)...)
 	cmd.Dir = filepath.Join(dir, s.dir)
+	cmd.WaitDelay = time.Second // what a test has left running may hold the output open
 	b, err := cmd.CombinedOutput()
 	out = string(b)
-	if err == nil {
+	endLeft()
+	if err == nil || errors.Is(err, exec.ErrWaitDelay) {
 		return "", out
 	}
 	for _, says := range []*regexp.Regexp{hung, failed, crashed} {
@@ -305,6 +314,19 @@ func (s *suite) fails(dir, tests, limit string) (test, out string) {
 		}
 	}
 	return err.Error(), out
+}
+
+// endLeft ends the processes that a killed test has left running: they would slow down the tests of the next mutants,
+// and could make them fail. This process has adopted them.
+func endLeft() {
+	for {
+		for _, p := range proctree.Descendants(os.Getpid()) {
+			p.Signal(os.Getpid(), syscall.SIGKILL)
+		}
+		if _, err := syscall.Wait4(-1, nil, 0, nil); err == syscall.ECHILD {
+			return
+		}
+	}
 }
 
 // copyModule copies the sources of the module, with those nested in it, whose examples the
