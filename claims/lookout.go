@@ -114,30 +114,35 @@ func (q *Queue) lookOut(ctx context.Context, l *lookout) {
 				return
 			}
 		}
-		q.freeExpired(ctx)
-		found = q.anyReady(ctx, l)
+		var expired bool
+		if found, expired = q.look(ctx, l); expired && q.freeExpired(ctx) > 0 {
+			found, _ = q.look(ctx, l)
+		}
 		q.tell(l, found)
 		pause = pace.Jitter(q.cfg.PollInterval)
 	}
 }
 
-// anyReady returns how many rows are ready, up to the number of calls that wait for them.
-func (q *Queue) anyReady(ctx context.Context, l *lookout) int {
+// look returns how many rows are ready, up to the number of calls that wait for them, and whether claims have expired.
+func (q *Queue) look(ctx context.Context, l *lookout) (found int, expired bool) {
 	q.mu.Lock()
 	n := min(len(l.calls), perStatement)
 	q.mu.Unlock()
 	if n == 0 {
-		return 0
+		return 0, false
 	}
-	var ids []string
+	var sight objects.Sight
 	_, err := q.rows.groups.page(ctx, n, func(n int) (err error) {
-		ids, err = q.table.Ready(ctx, objects.Taking{N: n, Filter: l.filter, Locked: true}, q.rows.limit)
+		sight, err = q.table.Ready(ctx, objects.Taking{N: n, Filter: l.filter, Looking: true}, q.rows.limit)
 		return err
 	})
 	if err != nil {
-		return 1 // the call that is told tries to take a row, and says why it can't
+		return 1, false // the call that is told tries to take a row, and says why it can't
 	}
-	return len(ids)
+	q.mu.Lock()
+	q.expired = time.Now()
+	q.mu.Unlock()
+	return len(sight.IDs), sight.Expired
 }
 
 // tell tells the n calls that have waited longest.

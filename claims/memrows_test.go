@@ -119,16 +119,16 @@ func (r *memRows) TakeReady(ctx context.Context, take objects.Taking, _ time.Dur
 	return taken, nil
 }
 
-func (r *memRows) Ready(_ context.Context, take objects.Taking, _ time.Duration) (ids []string, err error) {
+func (r *memRows) Ready(_ context.Context, take objects.Taking, _ time.Duration) (sight objects.Sight, err error) {
 	r.d.mu.Lock()
 	defer r.d.mu.Unlock()
 	for _, j := range r.sorted(func(j *memJob) bool {
 		full, _ := r.isFull(j)
 		return !full && r.isReady(j) && !slices.Contains(take.Skip, j.ID)
 	}, take.N) {
-		ids = append(ids, j.ID)
+		sight.IDs = append(sight.IDs, j.ID)
 	}
-	return ids, nil
+	return sight, nil
 }
 
 func (r *memRows) Free(ctx context.Context, session, _ string, ids []string, tokens []int64, _ objects.Freeing, _ time.Duration) ([]objects.Claim, error) {

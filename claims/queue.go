@@ -307,35 +307,37 @@ func (q *Queue) freeExpiredUntil(t *term) {
 		case <-t.ended:
 			return
 		case <-time.After(q.cfg.PollInterval):
-			q.freeExpired(t.ctx)
+			q.freeExpiredIfDue(t.ctx)
 		}
 	}
 }
 
-// freeExpired frees rows whose claims have expired, at most once per PollInterval.
-func (q *Queue) freeExpired(ctx context.Context) {
+// freeExpiredIfDue is freeExpired unless this process has looked for expired claims within the last PollInterval.
+func (q *Queue) freeExpiredIfDue(ctx context.Context) {
 	q.mu.Lock()
 	due := q.cfg.Expires != "" && time.Since(q.expired) >= q.cfg.PollInterval
 	if due {
 		q.expired = time.Now()
 	}
 	q.mu.Unlock()
-	if !due {
-		return
+	if due {
+		q.freeExpired(ctx)
 	}
+}
+
+// freeExpired frees rows whose claims have expired, and returns how many.
+func (q *Queue) freeExpired(ctx context.Context) (freed int) {
 	var ids []string
 	limit := q.limit()
 	_, err := q.rows.groups.page(ctx, perStatement, func(n int) (err error) {
 		ids, err = q.table.Expired(ctx, n, limit)
 		return err
 	})
-	freed, refused := 0, error(nil)
+	var refused error
 	if err == nil {
 		err = inGroups(q.rows.groups, ids, func(ids []string) error {
-			err := q.table.FreeExpired(ctx, ids, limit)
-			if err == nil {
-				freed += len(ids)
-			}
+			n, err := q.table.FreeExpired(ctx, ids, limit)
+			freed += n
 			return err
 		}, func(_ string, why error) { refused = why })
 	}
@@ -346,6 +348,7 @@ func (q *Queue) freeExpired(ctx context.Context) {
 	if err = cmp.Or(err, refused); err != nil && ctx.Err() == nil {
 		q.retries.Log(q.cfg.Logger, slog.LevelWarn, "failed to free rows whose claims have expired; retrying", err, "table", q.cfg.Table)
 	}
+	return freed
 }
 
 // Wake wakes the callers that wait for rows, in other processes too. Call it once after adding rows, however

@@ -2,6 +2,8 @@ package claims_test
 
 import (
 	"context"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -150,6 +152,49 @@ func TestAnExpiredRowThatCannotBeFreedKeepsNoOther(t *testing.T) {
 		server.takesNone()
 		db.exec(`DELETE FROM tasks WHERE id = 1`) // which could not be freed at the end either
 	})
+}
+
+func TestCallsThatWaitSeeExpiredClaimsInTheirOwnLook(t *testing.T) {
+	cfg := effect
+	cfg.Expires, cfg.Deadline, cfg.PollInterval = "expires_at", time.Minute, time.Second
+	inRowsBubble(t, cfg, 1, func(w *rowsWorld) {
+		a := w.start("a")
+		rows := w.rowsOf(a, cfg)
+		testkit.AcquireBriefly(w.T, w.store, tenure.LeaseConfig{Key: claims.SessionKey("r"), TTL: 24 * time.Hour})
+		require.Len(w, testkit.Must(rows.TryTakeFor(context.Background(), "r", claims.TakeOptions{N: 1})), 1)
+		counted := &callCounts{}
+		a.fault(counted.hook)
+		began := time.Now()
+		require.NoError(w, rows.AwaitReady(context.Background(), ""))
+		require.WithinDuration(w, began.Add(cfg.Deadline), time.Now(), 2*cfg.PollInterval)
+		require.LessOrEqual(w, counted.of("queue.expired"), 2, "only to free the row, and perhaps once before the first look")
+		require.InDelta(w, 60, counted.of("queue.ready"), 25)
+		require.Len(w, testkit.Must(rows.TryTakeFor(context.Background(), "r", claims.TakeOptions{N: 1})), 1)
+		a.fault(nil)
+	})
+}
+
+// Otherwise each look would wake all calls that wait, also those of other processes.
+func TestAnExpiredRowThatIsLockedDoesNotCountAsFreed(t *testing.T) {
+	testkit.Slow(t)
+	cfg := expiring
+	log := &testkit.SyncBuffer{}
+	cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
+	db := rowsTableOnPostgres(t, cfg)
+	db.add(1, 1)
+	rows := db.worker(claims.SessionConfig{}, cfg).rows
+	lasts := 20 * cfg.PollInterval
+	require.Len(t, testkit.Must(rows.TryTakeFor(t.Context(), db.remote("r", time.Hour), claims.TakeOptions{N: 1, Lasts: lasts})), 1)
+	tx := testkit.Must(db.pool.Begin(t.Context()))
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	testkit.ExecPostgres(t, tx, `SELECT FROM tasks FOR UPDATE`)
+	soon, cancel := context.WithTimeout(t.Context(), 2*lasts)
+	defer cancel()
+	require.ErrorIs(t, rows.AwaitReady(soon, ""), context.DeadlineExceeded)
+	require.NotContains(t, log.String(), "freed rows")
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, rows.AwaitReady(t.Context(), ""))
+	testkit.Await(t, "it is free", func() bool { return strings.Contains(log.String(), "freed rows whose claims have expired") })
 }
 
 func TestClaimsThatDoNotExpireCauseNoLooks(t *testing.T) {

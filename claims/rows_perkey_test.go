@@ -443,8 +443,8 @@ func TestTheRowsOfAFullKeyAreNotRead(t *testing.T) {
 			got.Close()
 			require.Equal(t, map[string]int{"open": 1, "open of all": 4}[name], searches, name)
 		}
-		ids, err := rows.Ready(t.Context(), objects.Taking{N: 10}, time.Minute)
+		sight, err := rows.Ready(t.Context(), objects.Taking{N: 10}, time.Minute)
 		require.NoError(t, err)
-		require.Len(t, ids, 10)
+		require.Len(t, sight.IDs, 10)
 	})
 }

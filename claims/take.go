@@ -333,11 +333,11 @@ func (t *taker) take(ctx context.Context, take objects.Taking, strays []string, 
 	}
 	// It reads many, because many refused rows may stand before one that can be taken.
 	take.N = groups.size()
-	ids, readErr := t.q.table.Ready(ctx, take, t.limit)
-	if readErr != nil || len(ids) == 0 { // the condition Ready itself may fail, for any row
+	sight, readErr := t.q.table.Ready(ctx, take, t.limit)
+	if readErr != nil || len(sight.IDs) == 0 { // the condition Ready itself may fail, for any row
 		return nil, cmp.Or(readErr, err)
 	}
-	return t.takeEach(ctx, take, min(n, mostAlone), ids, send)
+	return t.takeEach(ctx, take, min(n, mostAlone), sight.IDs, send)
 }
 
 // mostAlone is how many rows a call takes one by one, because each has a commit of its own.

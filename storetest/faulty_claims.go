@@ -203,8 +203,8 @@ func (r faultyRows) Move(ctx context.Context, session string, seen objects.Claim
 	})
 }
 
-func (r faultyRows) Ready(ctx context.Context, take objects.Taking, limit time.Duration) ([]string, error) {
-	return within(ctx, r.f, limit, r.call("ready", "", "", nil), func(ctx context.Context) ([]string, error) {
+func (r faultyRows) Ready(ctx context.Context, take objects.Taking, limit time.Duration) (objects.Sight, error) {
+	return within(ctx, r.f, limit, r.call("ready", "", "", nil), func(ctx context.Context) (objects.Sight, error) {
 		return r.table.Ready(ctx, take, limit)
 	})
 }
@@ -227,11 +227,10 @@ func (r faultyRows) FreeCanceled(ctx context.Context, claims []objects.Claim, li
 	})
 }
 
-func (r faultyRows) FreeExpired(ctx context.Context, ids []string, limit time.Duration) error {
-	_, err := within(ctx, r.f, limit, r.call("expire", "", "", ids), func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, r.table.FreeExpired(ctx, ids, limit)
+func (r faultyRows) FreeExpired(ctx context.Context, ids []string, limit time.Duration) (int, error) {
+	return within(ctx, r.f, limit, r.call("expire", "", "", ids), func(ctx context.Context) (int, error) {
+		return r.table.FreeExpired(ctx, ids, limit)
 	})
-	return err
 }
 
 func (r faultyRows) List(ctx context.Context, after string, n int, limit time.Duration) ([]objects.Claim, error) {

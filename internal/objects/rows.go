@@ -43,14 +43,20 @@ type Taking struct {
 	Skip, Only []string // IDs; a nil Only is all rows
 	Filter
 
-	// Locked makes Ready return rows, too, that other transactions have locked. It then locks none itself, so that no
-	// statement that takes rows at that moment skips any because of it.
-	Locked bool
+	// Looking makes Ready only look: it locks no row, so that no statement that takes rows at that moment skips any because of
+	// it, and returns rows, too, that other transactions have locked. In the same look it sees whether claims have expired.
+	Looking bool
 
 	// Remote is set if this process doesn't know whether the session still has a record. If it has no
 	// record, the statement takes nothing and fails with [ErrEnded]. The claims expire after Lasts.
 	Remote bool
 	Lasts  time.Duration
+}
+
+// Sight is what a look for ready rows has found.
+type Sight struct {
+	IDs     []string
+	Expired bool // there is a row whose claim has expired; only [Taking.Looking] asks for that
 }
 
 // Filter is a further condition for the rows to take. Its arguments are $1, $2, …
@@ -153,8 +159,8 @@ type RowsTable interface {
 	Check(ctx context.Context, limit time.Duration) error
 	// TakeReady makes a session the owner of rows that are ready, in their order. It leaves locked rows.
 	TakeReady(ctx context.Context, take Taking, limit time.Duration) ([]Claim, error)
-	// Ready returns the IDs of the rows that TakeReady would take.
-	Ready(ctx context.Context, take Taking, limit time.Duration) ([]string, error)
+	// Ready looks for the rows that TakeReady would take.
+	Ready(ctx context.Context, take Taking, limit time.Duration) (Sight, error)
 	// Move makes a session the owner of another's row, if the claim on it is the one that was seen, and counts no attempt.
 	// It leaves a row that is canceled, or that another transaction has locked.
 	Move(ctx context.Context, session string, seen Claim, limit time.Duration) ([]Claim, error)
@@ -169,8 +175,8 @@ type RowsTable interface {
 	Canceled(ctx context.Context, session, afterID string, n int, limit time.Duration) ([]Claim, error)
 	// FreeCanceled frees the canceled rows among those whose claims stand, and returns their claims.
 	FreeCanceled(ctx context.Context, claims []Claim, limit time.Duration) ([]Claim, error)
-	// FreeExpired frees those of the rows whose claims have expired.
-	FreeExpired(ctx context.Context, ids []string, limit time.Duration) error
+	// FreeExpired frees those of the rows whose claims have expired, and returns how many it has freed.
+	FreeExpired(ctx context.Context, ids []string, limit time.Duration) (int, error)
 	// EndStatement returns a statement that ends a claim as Done says, or fails.
 	EndStatement(claim Claim) (query string, args []any, err error)
 }

@@ -122,6 +122,8 @@ const (
 	// The time is one for which the index can be searched.
 	expiredRows = `
 			SELECT {id}::text, '', 0::bigint, 0 FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= statement_timestamp() ORDER BY {expires} LIMIT $1`
+	anyExpired = `
+			SELECT EXISTS (SELECT FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= statement_timestamp() ORDER BY {expires} LIMIT 1)`
 	freeExpiredRows = `
 			WITH tenure_locked AS MATERIALIZED (
 				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND {session} IS NOT NULL AND {expires} <= clock_timestamp(){uncanceled}
@@ -271,9 +273,9 @@ func takeArgs(take objects.Taking) []any {
 // given returns IDs as an argument that is never NULL.
 func given(ids []string) []string { return append([]string{}, ids...) }
 
-func (r *Rows) Ready(ctx context.Context, take objects.Taking, limit time.Duration) ([]string, error) {
+func (r *Rows) Ready(ctx context.Context, take objects.Taking, limit time.Duration) (sight objects.Sight, err error) {
 	text, args := whichAreReady, []any{"", take.N, given(take.Skip)}
-	if !take.Locked {
+	if !take.Looking {
 		text += skipLocked
 	}
 	if r.cfg.PerKey != "" {
@@ -281,13 +283,22 @@ func (r *Rows) Ready(ctx context.Context, take objects.Taking, limit time.Durati
 	}
 	where, err := take.In("$", len(args))
 	if err != nil {
-		return nil, err
+		return sight, err
 	}
 	s, err := r.ready(ctx, limit)
 	if err != nil {
-		return nil, err
+		return sight, err
 	}
-	return idsOf(r.sendWhere(ctx, limit, 0, s, text, where, append(args, take.Args...), nil))
+	var expired bool
+	sight.IDs, err = idsOf(r.sendWhere(ctx, limit, 0, s, text, where, append(args, take.Args...), func(s *rowSetup, batch *pgx.Batch) {
+		if take.Looking && r.cfg.Expires != "" { // in the same transaction, because servers without work do hardly anything else
+			batch.Queue(s.texts.In(anyExpired)).QueryRow(func(row pgx.Row) error { return row.Scan(&expired) })
+		}
+	}))
+	if err == nil { // otherwise the call may still run
+		sight.Expired = expired
+	}
+	return sight, err
 }
 
 func idsOf(rows []objects.Claim, err error) (ids []string, _ error) {
@@ -376,12 +387,12 @@ func (r *Rows) Expired(ctx context.Context, n int, limit time.Duration) ([]strin
 	return idsOf(r.query(ctx, limit, lockWait(limit), expiredRows, n))
 }
 
-func (r *Rows) FreeExpired(ctx context.Context, ids []string, limit time.Duration) error {
-	_, err := r.query(ctx, limit, 0, setting(freeExpiredRows, objects.Freeing{Lost: true}.Set()), ids)
+func (r *Rows) FreeExpired(ctx context.Context, ids []string, limit time.Duration) (int, error) {
+	freed, err := r.query(ctx, limit, 0, setting(freeExpiredRows, objects.Freeing{Lost: true}.Set()), ids)
 	if err == nil && r.cfg.Canceled != "" {
 		_, err = r.query(ctx, limit, 0, objects.OfCanceled(freeExpiredRows), ids)
 	}
-	return err
+	return len(freed), err
 }
 
 func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {

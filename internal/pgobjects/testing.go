@@ -47,6 +47,7 @@ func (r *Rows) Statements(session string, ids []string, tokens []int64) (sql map
 	add("stand", lookAtRows, ids)
 	if r.cfg.Expires != "" {
 		add("expired", expiredRows, 1000)
+		add("any expired", anyExpired)
 		add("expire", setting(freeExpiredRows, objects.Freeing{Lost: true}.Set()), ids)
 		add("extend", setting(endUnlockedRows, objects.Ending{Extend: true}.Set("clock_timestamp() + $4 * interval '1 microsecond'")), ids, slices.Repeat([]string{session}, len(ids)), tokens, 1)
 	}

@@ -261,14 +261,19 @@ func (r *Rows) Move(ctx context.Context, session string, seen objects.Claim, lim
 
 var errUntaken = errors.New("nothing is updated: a trigger ignores that, or the ID does not have the column's type")
 
-func (r *Rows) Ready(ctx context.Context, take objects.Taking, limit time.Duration) ([]string, error) {
+func (r *Rows) Ready(ctx context.Context, take objects.Taking, limit time.Duration) (sight objects.Sight, err error) {
 	if err := r.ready(ctx, limit); err != nil {
-		return nil, err
+		return sight, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	ids, err := r.mayTake(ctx, r.claims.table.db, take.N, take)
-	return ids, explain(err)
+	sight.IDs, err = r.mayTake(ctx, r.claims.table.db, take.N, take)
+	if err == nil && take.Looking && r.cfg.Expires != "" {
+		var expired []string
+		expired, err = r.Expired(ctx, 1, limit)
+		sight.Expired = len(expired) > 0
+	}
+	return sight, explain(err)
 }
 
 // LongestKey is that of the claims' table, which holds the names of sessions.
@@ -339,18 +344,24 @@ func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens
 	if how.Lost && r.cfg.LostBackoff > 0 {
 		args = append(args, nil, time.Now().UnixMilli())
 	}
-	return nil, r.free(ctx, limit, freeRows, how, args...)
+	_, err := r.free(ctx, limit, freeRows, how, args...)
+	return nil, err
 }
 
-// free sends a statement that frees rows, and then one that frees those of them that are canceled.
-func (r *Rows) free(ctx context.Context, limit time.Duration, text string, how objects.Freeing, args ...any) error {
-	return r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, r.texts.In(setting(text, how.Set())), args...)
+// free sends a statement that frees rows, and then one that frees those of them that are canceled. It returns how many rows are
+// free for others.
+func (r *Rows) free(ctx context.Context, limit time.Duration, text string, how objects.Freeing, args ...any) (freed int64, err error) {
+	err = r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
+		done, err := tx.ExecContext(ctx, r.texts.In(setting(text, how.Set())), args...)
+		if err == nil {
+			freed, err = done.RowsAffected()
+		}
 		if err == nil && r.cfg.Canceled != "" {
 			_, err = tx.ExecContext(ctx, r.texts.In(objects.OfCanceled(text)), args...)
 		}
 		return err
 	})
+	return freed, err
 }
 
 func (r *Rows) Expired(ctx context.Context, n int, limit time.Duration) ([]string, error) {
@@ -361,8 +372,9 @@ func (r *Rows) Expired(ctx context.Context, n int, limit time.Duration) ([]strin
 		r.texts.In(expiredRows), time.Now().UnixMilli(), n)
 }
 
-func (r *Rows) FreeExpired(ctx context.Context, ids []string, limit time.Duration) error {
-	return r.free(ctx, limit, freeExpiredRows, objects.Freeing{Lost: true}, list(ids), nil, nil, time.Now().UnixMilli())
+func (r *Rows) FreeExpired(ctx context.Context, ids []string, limit time.Duration) (int, error) {
+	freed, err := r.free(ctx, limit, freeExpiredRows, objects.Freeing{Lost: true}, list(ids), nil, nil, time.Now().UnixMilli())
+	return int(freed), err
 }
 
 func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
