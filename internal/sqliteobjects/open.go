@@ -83,14 +83,9 @@ func located(path string) (string, error) {
 	return filepath.Join(folder, filepath.Base(path)), nil
 }
 
-// fileURL returns a path as a URL to which parameters can be added.
-func fileURL(path string) string {
-	file := (&url.URL{Path: path}).EscapedPath()
-	if strings.HasPrefix(file, "/") {
-		file = "//" + file // an empty authority; otherwise SQLite takes the start of a path with two slashes for one
-	}
-	return "file:" + file
-}
+// fileURL returns a path as a URL to which parameters can be added. The path is clean: SQLite would take two slashes at its
+// start for the beginning of an authority.
+func fileURL(path string) string { return "file:" + (&url.URL{Path: path}).EscapedPath() }
 
 func dsn(path string) string {
 	return fileURL(path) + "?" + url.Values{
