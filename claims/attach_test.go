@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -163,10 +164,19 @@ func TestAnOwnerDoesNotTakeBackWhatItOffers(t *testing.T) {
 		time.Sleep(time.Second)
 		b.fault(testkit.Refuse)
 		time.Sleep(2*time.Second + time.Millisecond)
+		var wishes atomic.Int64 // looks for wishes, as those that attach make them
+		a.fault(func(ctx context.Context, call storetest.Call, send func(context.Context) error) error {
+			if call.Op == "claims.look" && strings.HasPrefix(call.Key.Type, "tenure.") {
+				wishes.Add(1)
+			}
+			return send(ctx)
+		})
 		began := time.Now()
 		require.True(w, a.keys.Holds(<-a.attach(w.Context(), "one")))
 		require.InDelta(w, 2*time.Second, time.Since(began), float64(500*time.Millisecond))
+		require.Zero(w, wishes.Load(), "it does not ask itself")
 		b.fault(nil)
+		a.fault(nil)
 	})
 }
 

@@ -115,7 +115,7 @@ func (q *Queue) lookOut(ctx context.Context, l *lookout) {
 			}
 		}
 		var expired bool
-		if found, expired = q.look(ctx, l); expired && q.freeExpired(ctx) > 0 {
+		if found, expired = q.look(ctx, l); expired && q.freeExpired(ctx, true) > 0 {
 			found, _ = q.look(ctx, l)
 		}
 		q.tell(l, found)
@@ -139,9 +139,11 @@ func (q *Queue) look(ctx context.Context, l *lookout) (found int, expired bool) 
 	if err != nil {
 		return 1, false // the call that is told tries to take a row, and says why it can't
 	}
-	q.mu.Lock()
-	q.expired = time.Now()
-	q.mu.Unlock()
+	if !sight.Expired {
+		q.mu.Lock()
+		q.noneExpired = time.Now()
+		q.mu.Unlock()
+	}
 	return len(sight.IDs), sight.Expired
 }
 

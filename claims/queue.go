@@ -51,7 +51,9 @@ type Queue struct {
 	tellings []telling
 	ends     []*finishing // the calls that wait for endTogether
 	busy     bool         // whether endTogether runs
-	expired  time.Time    // when rows whose claims have expired were last looked for
+
+	noneExpired  time.Time // when a look has found no row whose claim has expired
+	freedExpired time.Time // when freeing such rows was last tried
 }
 
 // queueLimit is the time limit of a queue's statements, unless a session of this process has another. It is
@@ -307,26 +309,27 @@ func (q *Queue) freeExpiredUntil(t *term) {
 		case <-t.ended:
 			return
 		case <-time.After(q.cfg.PollInterval):
-			q.freeExpiredIfDue(t.ctx)
+			q.freeExpired(t.ctx, false)
 		}
 	}
 }
 
-// freeExpiredIfDue is freeExpired unless this process has looked for expired claims within the last PollInterval.
-func (q *Queue) freeExpiredIfDue(ctx context.Context) {
+// freeExpired frees rows whose claims have expired, and returns how many: at most once per PollInterval, and, unless a look
+// has just seen some, only if no look has found none within that time.
+func (q *Queue) freeExpired(ctx context.Context, seen bool) (freed int) {
 	q.mu.Lock()
-	due := q.cfg.Expires != "" && time.Since(q.expired) >= q.cfg.PollInterval
+	last := q.freedExpired
+	if !seen && q.noneExpired.After(last) {
+		last = q.noneExpired
+	}
+	due := q.cfg.Expires != "" && time.Since(last) >= q.cfg.PollInterval
 	if due {
-		q.expired = time.Now()
+		q.freedExpired = time.Now()
 	}
 	q.mu.Unlock()
-	if due {
-		q.freeExpired(ctx)
+	if !due {
+		return 0
 	}
-}
-
-// freeExpired frees rows whose claims have expired, and returns how many.
-func (q *Queue) freeExpired(ctx context.Context) (freed int) {
 	var ids []string
 	limit := q.limit()
 	_, err := q.rows.groups.page(ctx, perStatement, func(n int) (err error) {

@@ -3,7 +3,7 @@ package claims_test
 import (
 	"context"
 	"log/slog"
-	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -174,6 +174,20 @@ func TestCallsThatWaitSeeExpiredClaimsInTheirOwnLook(t *testing.T) {
 	})
 }
 
+func TestCallsThatWaitFreeExpiredRowsWithoutAWorker(t *testing.T) {
+	eachRowsServer(t, expiring, func(db *rowsDB) {
+		db.add(1, 1)
+		queue := testkit.Must(claims.NewQueue(db.open(), expiring))
+		got := testkit.Must(queue.TryTakeFor(db.Context(), db.remote("r", time.Hour), claims.TakeOptions{N: 1}))
+		require.Len(db, got, 1)
+		db.expire(got...)
+		ctx, cancel := context.WithTimeout(db.Context(), testkit.Patience)
+		defer cancel()
+		require.NoError(db, queue.AwaitReady(ctx, ""))
+		require.Equal(db, 1, db.count(`SELECT count(*) FROM tasks WHERE session IS NULL`))
+	})
+}
+
 // Otherwise each look would wake all calls that wait, also those of other processes.
 func TestAnExpiredRowThatIsLockedDoesNotCountAsFreed(t *testing.T) {
 	testkit.Slow(t)
@@ -182,19 +196,49 @@ func TestAnExpiredRowThatIsLockedDoesNotCountAsFreed(t *testing.T) {
 	cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
 	db := rowsTableOnPostgres(t, cfg)
 	db.add(1, 1)
-	rows := db.worker(claims.SessionConfig{}, cfg).rows
-	lasts := 20 * cfg.PollInterval
-	require.Len(t, testkit.Must(rows.TryTakeFor(t.Context(), db.remote("r", time.Hour), claims.TakeOptions{N: 1, Lasts: lasts})), 1)
+	queue := testkit.Must(claims.NewQueue(db.open(), cfg))
+	got := testkit.Must(queue.TryTakeFor(t.Context(), db.remote("r", time.Hour), claims.TakeOptions{N: 1}))
+	db.expire(got...)
 	tx := testkit.Must(db.pool.Begin(t.Context()))
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	testkit.ExecPostgres(t, tx, `SELECT FROM tasks FOR UPDATE`)
-	soon, cancel := context.WithTimeout(t.Context(), 2*lasts)
+	soon, cancel := context.WithTimeout(t.Context(), 10*cfg.PollInterval)
 	defer cancel()
-	require.ErrorIs(t, rows.AwaitReady(soon, ""), context.DeadlineExceeded)
+	require.ErrorIs(t, queue.AwaitReady(soon, ""), context.DeadlineExceeded)
 	require.NotContains(t, log.String(), "freed rows")
 	require.NoError(t, tx.Rollback(t.Context()))
-	require.NoError(t, rows.AwaitReady(t.Context(), ""))
-	testkit.Await(t, "it is free", func() bool { return strings.Contains(log.String(), "freed rows whose claims have expired") })
+	require.NoError(t, queue.AwaitReady(t.Context(), ""))
+	require.Contains(t, log.String(), "freed rows whose claims have expired")
+}
+
+func TestAnExpiredRowThatCannotBeFreedIsTriedOncePerPollInterval(t *testing.T) {
+	cfg := effect
+	cfg.Expires, cfg.Deadline, cfg.PollInterval = "expires_at", time.Minute, time.Second
+	inRowsBubble(t, cfg, 1, func(w *rowsWorld) {
+		a := w.start("a")
+		rows := w.rowsOf(a, cfg)
+		testkit.AcquireBriefly(w.T, w.store, tenure.LeaseConfig{Key: claims.SessionKey("r"), TTL: 24 * time.Hour})
+		require.Len(w, testkit.Must(rows.TryTakeFor(context.Background(), "r", claims.TakeOptions{N: 1})), 1)
+		testkit.ExecSQL(w.T, w.db, `CREATE TRIGGER refuse BEFORE UPDATE OF session ON tasks BEGIN SELECT RAISE(IGNORE); END`)
+		time.Sleep(2 * cfg.Deadline)
+		counted := &callCounts{}
+		a.fault(counted.hook)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		var calls sync.WaitGroup
+		for i := range 3 {
+			calls.Go(func() {
+				_ = rows.AwaitReady(ctx, "id <> $1", 100+i) // each with looks of its own
+			})
+		}
+		for ctx.Err() == nil {
+			rows.Wake()
+			time.Sleep(10 * time.Millisecond)
+		}
+		calls.Wait()
+		require.InDelta(w, 60, counted.of("queue.expire"), 15)
+		a.fault(nil)
+	})
 }
 
 func TestClaimsThatDoNotExpireCauseNoLooks(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/tenurelib/tenure"
 	"github.com/tenurelib/tenure/claims"
+	"github.com/tenurelib/tenure/internal/pgobjects"
 	"github.com/tenurelib/tenure/internal/testkit"
 )
 
@@ -197,10 +198,14 @@ func (db *rowsDB) removeSession(session string) {
 	})
 }
 
-// endedSession begins a session and ends it.
+// endedSession begins a session and ends it, which has old tombstones pruned.
 func (db *rowsDB) endedSession(id string) {
 	db.Helper()
-	lease, err := tenure.NewLease(db.open(), tenure.LeaseConfig{Key: claims.SessionKey(id), Logger: testkit.Quiet})
+	store := db.open()
+	if p, ok := store.(*tenure.PostgresStore); ok { // it prunes once an hour
+		p.Backend().(*pgobjects.Table).SetPruned(time.Time{})
+	}
+	lease, err := tenure.NewLease(store, tenure.LeaseConfig{Key: claims.SessionKey(id), Logger: testkit.Quiet})
 	require.NoError(db, err)
 	require.NoError(db, lease.Release(db.Context(), testkit.MustAcquire(db.T, lease)))
 }

@@ -29,12 +29,12 @@ func TestARowWhoseOwnerIsNoSessionOfTheStoreIsNotTaken(t *testing.T) {
 		require.NoError(db, err)
 		require.Len(db, got, 1, "the row without an owner")
 
-		// The owner's process has died, and its record was removed.
+		// The owner's process has died, and its record was removed. Its row is found only later.
 		db.endedSession("gone")
-		db.exec(`INSERT INTO tasks (id, session, token) VALUES (3, 'gone', 1)`)
 		// Its processes were down for weeks.
 		db.exec(`UPDATE objects_tombstones SET resource_version = resource_version - 50 * 86400000000`)
 		db.endedSession("another") // which has old tombstones pruned
+		db.exec(`INSERT INTO tasks (id, session, token) VALUES (3, 'gone', 1)`)
 		require.Eventually(db, func() bool { return db.count(`SELECT count(*) FROM tasks WHERE session = 'gone'`) == 0 }, 10*time.Second, 10*time.Millisecond)
 		time.Sleep(2 * time.Second) // two looks at a random moment
 		require.Equal(db, 1, db.count(`SELECT count(*) FROM tasks WHERE session = '`+foreign+`'`))

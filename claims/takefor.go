@@ -27,7 +27,7 @@ func (q *Queue) TryTakeFor(ctx context.Context, session string, o TakeOptions) (
 	if err := q.validTake(session, o); err != nil {
 		return nil, q.opError("take", err)
 	}
-	q.freeExpiredIfDue(ctx)
+	q.freeExpired(ctx, false)
 	var got []Claim
 	err := againIfMoved(func() (err error) {
 		got, err = q.takeFor(ctx, session, o)

@@ -122,8 +122,9 @@ const (
 	// The time is one for which the index can be searched.
 	expiredRows = `
 			SELECT {id}::text, '', 0::bigint, 0 FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= statement_timestamp() ORDER BY {expires} LIMIT $1`
+	// Postgres would drop ORDER BY, and with it the index, from within EXISTS.
 	anyExpired = `
-			SELECT EXISTS (SELECT FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= statement_timestamp() ORDER BY {expires} LIMIT 1)`
+			SELECT (SELECT true FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= statement_timestamp() ORDER BY {expires} LIMIT 1) IS NOT NULL`
 	freeExpiredRows = `
 			WITH tenure_locked AS MATERIALIZED (
 				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND {session} IS NOT NULL AND {expires} <= clock_timestamp(){uncanceled}
@@ -390,7 +391,9 @@ func (r *Rows) Expired(ctx context.Context, n int, limit time.Duration) ([]strin
 func (r *Rows) FreeExpired(ctx context.Context, ids []string, limit time.Duration) (int, error) {
 	freed, err := r.query(ctx, limit, 0, setting(freeExpiredRows, objects.Freeing{Lost: true}.Set()), ids)
 	if err == nil && r.cfg.Canceled != "" {
-		_, err = r.query(ctx, limit, 0, objects.OfCanceled(freeExpiredRows), ids)
+		var canceled []objects.Claim
+		canceled, err = r.query(ctx, limit, 0, objects.OfCanceled(freeExpiredRows), ids)
+		freed = append(freed, canceled...)
 	}
 	return len(freed), err
 }

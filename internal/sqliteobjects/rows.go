@@ -348,20 +348,31 @@ func (r *Rows) Free(ctx context.Context, session, _ string, ids []string, tokens
 	return nil, err
 }
 
-// free sends a statement that frees rows, and then one that frees those of them that are canceled. It returns how many rows are
-// free for others.
-func (r *Rows) free(ctx context.Context, limit time.Duration, text string, how objects.Freeing, args ...any) (freed int64, err error) {
+// free sends a statement that frees rows, and then one that frees those of them that are canceled. It returns how many it has
+// freed.
+func (r *Rows) free(ctx context.Context, limit time.Duration, text string, how objects.Freeing, args ...any) (freed int, err error) {
+	texts := []string{setting(text, how.Set())}
+	if r.cfg.Canceled != "" {
+		texts = append(texts, objects.OfCanceled(text))
+	}
 	err = r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
-		done, err := tx.ExecContext(ctx, r.texts.In(setting(text, how.Set())), args...)
-		if err == nil {
-			freed, err = done.RowsAffected()
+		for _, text := range texts {
+			done, err := tx.ExecContext(ctx, r.texts.In(text), args...)
+			if err != nil {
+				return err
+			}
+			n, err := done.RowsAffected()
+			if err != nil {
+				return err
+			}
+			freed += int(n)
 		}
-		if err == nil && r.cfg.Canceled != "" {
-			_, err = tx.ExecContext(ctx, r.texts.In(objects.OfCanceled(text)), args...)
-		}
-		return err
+		return nil
 	})
-	return freed, err
+	if err != nil { // it was rolled back
+		return 0, err
+	}
+	return freed, nil
 }
 
 func (r *Rows) Expired(ctx context.Context, n int, limit time.Duration) ([]string, error) {
@@ -373,8 +384,7 @@ func (r *Rows) Expired(ctx context.Context, n int, limit time.Duration) ([]strin
 }
 
 func (r *Rows) FreeExpired(ctx context.Context, ids []string, limit time.Duration) (int, error) {
-	freed, err := r.free(ctx, limit, freeExpiredRows, objects.Freeing{Lost: true}, list(ids), nil, nil, time.Now().UnixMilli())
-	return int(freed), err
+	return r.free(ctx, limit, freeExpiredRows, objects.Freeing{Lost: true}, list(ids), nil, nil, time.Now().UnixMilli())
 }
 
 func (r *Rows) Sessions(ctx context.Context, limit time.Duration) ([]objects.Session, error) {
