@@ -5,6 +5,7 @@ package mysqltenure_test
 import (
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -233,4 +234,68 @@ func TestWatchesLeaveNothingBehind(t *testing.T) {
 	sub := store.Watch(widget)
 	testkit.Await(t, "there is room for others", sub.Live)
 	sub.Stop()
+}
+
+// Who has written to another's record, as a request for a handover does, still waits for the bell of whoever wrote it before.
+func TestWhoHasAskedForAHandoverHearsOfItAtOnce(t *testing.T) {
+	t.Parallel()
+	testkit.Slow(t)
+	s := start(t)
+	var rounds sync.WaitGroup
+	for i := range 6 {
+		_, first, second, _, other, obj := watched(t, s)
+		obj, err := second.PutIf(t.Context(), tenure.Object{Key: obj.Key, Labels: map[string]string{"asks": "me"}, Payload: obj.Payload}, tenure.IfVersion(obj.Version))
+		require.NoError(t, err)
+		rounds.Go(func() {
+			time.Sleep(7*time.Second + time.Duration(i)*230*time.Millisecond)
+			drain(other)
+			began := time.Now()
+			if err := first.DeleteIf(t.Context(), obj.Key, tenure.IfVersion(obj.Version)); err != nil {
+				t.Error(err)
+				return
+			}
+			select {
+			case <-other.C():
+			case <-time.After(5 * time.Second):
+			}
+			if took := time.Since(began); took > 900*time.Millisecond { // otherwise half of them take a second
+				t.Errorf("hint after %v", took)
+			}
+		})
+	}
+	rounds.Wait()
+}
+
+func TestAWatchLeavesAServerThatHasBecomeReadOnly(t *testing.T) {
+	t.Parallel()
+	testkit.Slow(t)
+	s := start(t)
+	table, first, _, _, _, _ := watched(t, s)
+	admin := s.db(t, "admin", "")
+	connections := func(which string) (ids []int) {
+		rows, err := admin.Query("SELECT ID FROM information_schema.PROCESSLIST WHERE USER = 'app'" + which)
+		require.NoError(t, err)
+		defer rows.Close()
+		for rows.Next() {
+			var id int
+			require.NoError(t, rows.Scan(&id))
+			ids = append(ids, id)
+		}
+		return ids
+	}
+	before := connections(" AND INFO LIKE '%GET_LOCK%'")
+	require.NotEmpty(t, before)
+	exec1(t, admin, "SET GLOBAL read_only = ON")
+	testkit.Await(t, "it connects again", func() bool {
+		now := connections("")
+		return !slices.ContainsFunc(before, func(id int) bool { return slices.Contains(now, id) })
+	})
+	exec1(t, admin, "SET GLOBAL read_only = OFF")
+	third := open(t, s, table)
+	sub := third.Watch(widget)
+	defer sub.Stop()
+	testkit.Await(t, "watches work", sub.Live)
+	drain(sub)
+	testkit.Put(t, first, tenure.Object{Key: widget, Payload: []byte("y")})
+	awaitHint(t, sub, 10*time.Second)
 }

@@ -53,12 +53,14 @@ func (b *bells) follow(ctx context.Context, key tenure.Key, tell func(tenure.Cha
 	l := &listener{bells: b, key: key, tell: tell, conn: b.pools.calls, changed: make(chan struct{}, 1)}
 	defer b.leave(ctx, l)
 	if b.enter(l) {
-		conn, err := b.pools.bells.Conn(ctx)
+		limited, cancel := storekit.WithLimit(ctx, requestTimeout) // there may be no connection left
+		defer cancel()
+		conn, err := b.pools.bells.Conn(limited)
 		if err != nil {
 			return err
 		}
 		defer discard(conn) // it may have a lock
-		if l.rings, err = b.ring(ctx, conn); err != nil {
+		if l.rings, err = b.ring(limited, conn); err != nil {
 			return err
 		}
 		l.conn = conn

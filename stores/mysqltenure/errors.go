@@ -70,17 +70,6 @@ func explained(err error) error {
 	return err
 }
 
-// duplicate returns what a statement has met that would have made a key occur twice.
-func duplicate(err error) error {
-	switch {
-	case number(err) != errDuplicate:
-		return err
-	case strings.HasSuffix(err.Error(), "PRIMARY'"):
-		return errOvertaken
-	}
-	return fmt.Errorf("%w: the name is another object's (%w)", tenure.ErrTaken, err)
-}
-
 // isRolledBack reports whether the server has rolled back the whole transaction, which may succeed when it
 // is sent again. A lock that was not obtained in time is none of these: the statement alone was rolled back,
 // and the next one would wait as long.

@@ -40,15 +40,15 @@ func (s *Store) Fence(guard tenure.Guard) (tenure.Store, error) {
 // fn must use tx, write only to tables of InnoDB, and return the first error of a statement. It must not end the transaction,
 // also not by a statement such as CREATE TABLE: Fenced then fails, and what fn wrote before is committed without the fence.
 //
-// The driver's COMMIT and ROLLBACK have no context: if the network swallows them, they last until the operating system gives
-// the connection up, or for the DSN's readTimeout.
+// The driver's COMMIT and ROLLBACK, also those of a store that [Store.Fence] returns, have no context: if the network swallows
+// them, they last until the operating system gives the connection up, or for the DSN's readTimeout.
 func (s *Store) Fenced(ctx context.Context, guard tenure.Guard, fn func(tx *sql.Tx) error) error {
 	return tenure.FencedTx(ctx, s, guard, s.DB(), &sql.TxOptions{Isolation: sql.LevelReadCommitted}, fn)
 }
 
 // FenceStatement implements [tenure.SQLStore]. The statement locks the lease's record, or, where several servers accept
 // writes, writes to it, and until the transaction ends, neither a renewal nor a takeover passes: it must be the last one
-// before COMMIT. It fails with error 1690. With innodb_snapshot_isolation, above READ COMMITTED, it fails with error 1020 if
+// before COMMIT. XA PREPARE must not follow it: MariaDB gives up the lock there. It fails with error 1690. With innodb_snapshot_isolation, above READ COMMITTED, it fails with error 1020 if
 // the lease was renewed in the meantime: then try again. FenceStatement does no I/O.
 func (s *Store) FenceStatement(guard tenure.Guard) (query string, args []any, err error) {
 	term, err := storekit.FenceTerm(nil, guard)

@@ -118,6 +118,10 @@ func TestAServerThatHasBecomeANodeOfAClusterRefusesTheFenceThatLocks(t *testing.
 	_, err = node.db(t, "app", "").ExecContext(t.Context(), fence, args...)
 	require.ErrorContains(t, err, "open the store again")
 	require.NotErrorIs(t, tenure.FenceError(err), tenure.ErrLost, "the term stands")
+	before.SetMaxIdleConns(-1) // the store connects again
+	_, err = store.Get(t.Context(), term.Key())
+	require.ErrorIs(t, err, tenure.ErrSetup, "ages of another node's record are by another clock")
+	require.ErrorContains(t, err, "open the store again")
 }
 
 // anyNode passes each call on to the store of one of the nodes.

@@ -79,8 +79,10 @@ func (l *listener) step(ctx context.Context) (rest time.Duration, err error) {
 	switch {
 	case !l.rings:
 		return l.pollRest(), nil
+	case is.bell != "" && is.bell == own && l.held == own:
+		return lookEvery, nil
 	case is.bell != "" && is.bell == own:
-		return lookEvery, l.take(ctx, own)
+		return shortestPause, l.take(ctx, own) // which may have waited, as for the holder whose record this process has written to
 	}
 	nobodys := l.held == is.bell // what this connection has waited for is still there
 	if err := l.unlock(ctx, l.held); err != nil {
@@ -101,9 +103,6 @@ func (l *listener) step(ctx context.Context) (rest time.Duration, err error) {
 // take makes a bell this process's, in place of the one that it had. The new one comes first, so that whoever the old
 // one wakes finds it. It may be a moment until those that find the new one free have let go of it.
 func (l *listener) take(ctx context.Context, name string) error {
-	if l.held == name {
-		return nil
-	}
 	before := l.held
 	got, err := l.lock(ctx, name, lookEvery)
 	if err != nil || !got { // a connection of before that has just broken still has it
@@ -132,11 +131,17 @@ func (l *listener) unlock(ctx context.Context, name string) error {
 	return err
 }
 
+var errReadOnly = errors.New("the server is read-only")
+
 func (l *listener) look(ctx context.Context) (is sight, err error) {
 	var labels, payload []byte
-	err = l.conn.QueryRowContext(ctx, l.sql.watch, []byte(l.key.Type), []byte(l.key.ID)).Scan(&labels, &payload, &is.wakes, &is.deleted)
+	var readOnly bool
+	err = l.conn.QueryRowContext(ctx, l.sql.watch, []byte(l.key.Type), []byte(l.key.ID)).Scan(&labels, &payload, &is.wakes, &is.deleted, &readOnly)
 	if errors.Is(err, sql.ErrNoRows) {
 		return is, nil
+	}
+	if readOnly { // the next connection may lead to the server that accepts writes now
+		return is, errReadOnly
 	}
 	if payload != nil {
 		is.bell = l.name(l.key, payload)

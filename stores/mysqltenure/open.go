@@ -19,7 +19,7 @@ import (
 // New returns a store in the caller's database, which remains the caller's. It asks the server once what it is; one
 // that is unsuitable is [tenure.ErrSetup]. Call [Store.Migrate] before the first use.
 //
-// Renewals wait for a connection like all other queries, and each of up to four watched leases keeps one, unless the pool
+// Renewals wait for a connection like all other queries, and each store keeps one for each of up to four watched leases, unless the pool
 // may have fewer than ten. With the driver's interpolateParams a call takes one round trip in place of two. The driver's
 // rejectReadOnly keeps the store off a server that was demoted. No code may leave a transaction open on a connection that it
 // gives back to the pool, or autocommit off: the store's next write would be part of it.
@@ -100,7 +100,7 @@ const dialTimeout = 5 * time.Second
 // parse returns the driver's config for a DSN or a URL. Its errors quote neither.
 func parse(dsn string) (*mysql.Config, error) {
 	config, err := parseURL(dsn)
-	if !strings.Contains(dsn, "://") {
+	if !strings.HasPrefix(dsn, "mysql://") {
 		if config, err = mysql.ParseDSN(dsn); err != nil {
 			err = fmt.Errorf("%w: it is neither a DSN, user:password@tcp(host:3306)/database, nor a mysql:// URL", tenure.ErrInvalid)
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 
@@ -21,7 +22,10 @@ type pools struct {
 	owned   bool
 }
 
-const mostCalls = 4 // connections at once
+const (
+	mostCalls = 4               // connections at once
+	oldest    = 5 * time.Minute // of a connection that may lead to a server which was replaced, and only reads
+)
 
 // openPools makes pools that connect when they are used. They end a call of the store, though not of the program,
 // whose answer does not arrive.
@@ -43,6 +47,7 @@ func openPools(config *mysql.Config, is server) (p pools, err error) {
 	p = pools{calls: sql.OpenDB(calls), bells: sql.OpenDB(calls), app: sql.OpenDB(app), address: config.Addr, owned: true}
 	p.calls.SetMaxOpenConns(mostCalls)
 	p.calls.SetMaxIdleConns(mostCalls)
+	p.calls.SetConnMaxLifetime(oldest)
 	p.bells.SetMaxIdleConns(0)
 	return p, nil
 }

@@ -31,7 +31,7 @@ func lookAt(ctx context.Context, db *sql.DB) (server, error) {
 		s.variables[name] = value
 		return err
 	}, `SHOW VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'autocommit', 'completion_type',
-		'sql_mode', 'character_set_client', 'wsrep_on', 'group_replication_single_primary_mode', 'log_bin', 'binlog_format', 'sync_binlog', 'innodb_flush_log_at_trx_commit', 'max_allowed_packet')`)
+		'sql_mode', 'character_set_client', 'character_set_connection', 'wsrep_on', 'group_replication_single_primary_mode', 'log_bin', 'binlog_format', 'sync_binlog', 'innodb_flush_log_at_trx_commit', 'max_allowed_packet')`)
 	return s, err
 }
 
@@ -73,7 +73,7 @@ func (s server) fit() error {
 
 // fitSession returns [tenure.ErrSetup] if the settings of the sessions would lose what the store writes, or change it.
 func (s server) fitSession() error {
-	mode, charset := s.variables["sql_mode"], s.variables["character_set_client"]
+	mode, charset, to := s.variables["sql_mode"], s.variables["character_set_client"], s.variables["character_set_connection"]
 	for _, bad := range []struct {
 		is        bool
 		what, why string
@@ -82,6 +82,7 @@ func (s server) fitSession() error {
 		{s.variables["completion_type"] != "NO_CHAIN", "completion_type = " + s.variables["completion_type"], "what follows a COMMIT would not be committed"},
 		{strings.Contains(mode, "EMPTY_STRING_IS_NULL"), "sql_mode EMPTY_STRING_IS_NULL", "an empty payload would be a deleted object"},
 		{strings.Contains(mode, "SIMULTANEOUS_ASSIGNMENT"), "sql_mode SIMULTANEOUS_ASSIGNMENT", "an object would get a wrong time of creation"},
+		{charset != to, "character_set_client " + charset + " and character_set_connection " + to, "keys and payloads would be converted: use SET NAMES"},
 		// In these, the second byte of a character may be a backslash or a quote.
 		{slices.Contains([]string{"big5", "gbk", "gb18030", "sjis", "cp932"}, charset), "the character set " + charset, "the driver's interpolateParams is not safe with it: use utf8mb4"},
 	} {

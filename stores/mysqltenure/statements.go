@@ -34,9 +34,9 @@ const (
   UNIQUE KEY name (object_type, name)
 ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC`
 
-	getObject = `SELECT name, labels, payload, resource_version, created_at_us, {now} - written_at_us
+	getObject = `SELECT name, labels, payload, resource_version, created_at_us, ` + age + `
 		FROM {table} WHERE object_type = ? AND id = ? AND payload IS NOT NULL`
-	listObjects = `SELECT id, name, labels, payload, resource_version, created_at_us, {now} - written_at_us
+	listObjects = `SELECT id, name, labels, payload, resource_version, created_at_us, ` + age + `
 		FROM {table} WHERE object_type = ? AND id > ? AND payload IS NOT NULL ORDER BY id LIMIT ?`
 	listTypes = `SELECT DISTINCT object_type FROM {table} WHERE payload IS NOT NULL ORDER BY object_type LIMIT ?`
 	getState  = `SELECT IF(payload IS NULL, 0, resource_version), created_at_us FROM {table} WHERE object_type = ? AND id = ?`
@@ -64,7 +64,7 @@ const (
 	// The name is NULL, so only the primary key can be there already.
 	wakeWatches = `INSERT INTO {table} (object_type, id, resource_version, created_at_us, written_at_us, wakes)
 		VALUES (?, ?, 0, 0, 0, 1) ON DUPLICATE KEY UPDATE wakes = wakes + 1`
-	readWatched = `SELECT labels, payload, wakes, IF(payload IS NULL, resource_version, 0) FROM {table} WHERE object_type = ? AND id = ?`
+	readWatched = `SELECT labels, payload, wakes, IF(payload IS NULL, resource_version, 0), @@global.read_only FROM {table} WHERE object_type = ? AND id = ?`
 
 	// A fence fails, under any sql_mode, if the record on which it depends does not stand: a number is then too great, and
 	// the server's error quotes the expression. It also fails where there is no such row, as in another database.
@@ -95,6 +95,9 @@ const (
 // object look older by no more than the call took.
 const now = `TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))`
 
+// age is for the clock of one server. On another it fails, as the fence does, if several accept writes by now.
+const age = `IF({alone}, {now} - written_at_us, {max} + LENGTH(CONCAT('{cluster}', written_at_us)))`
+
 const greatest = `9223372036854775807`
 
 // These texts are part of the errors of statements that have failed. tenure.FenceError looks for the first.
@@ -105,7 +108,7 @@ const (
 )
 
 // newStatements returns the statements on a table whose name is quoted. The fence is the one for that server. On one
-// that may become a node of a cluster while the store is open, it fails from then on.
+// that may become a node of a cluster while the store is open, it fails from then on, unless MySQL loads group replication only then.
 func newStatements(table string, is server) statements {
 	fence, alone := lockTerm, "1"
 	if is.hasManyWriters() {

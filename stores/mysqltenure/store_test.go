@@ -288,6 +288,7 @@ func TestErrorsSayWhatToDoAndNeverQuoteThePassword(t *testing.T) {
 		"no database":         {strings.Replace(s.DSN("app", ""), "/"+database, "/", 1), "", tenure.ErrSetup, "use no database"},
 		"autocommit is off":   {s.DSN("app", "autocommit=0"), "", tenure.ErrSetup, "autocommit"},
 		"chained":             {s.DSN("app", "completion_type='CHAIN'"), "", tenure.ErrSetup, "completion_type"},
+		"two character sets":  {s.DSN("app", "character_set_connection=latin1"), "", tenure.ErrSetup, "use SET NAMES"},
 		"empty is NULL":       {s.DSN("app", "sql_mode='EMPTY_STRING_IS_NULL'"), "", tenure.ErrSetup, "EMPTY_STRING_IS_NULL"},
 		"assignments at once": {s.DSN("app", "sql_mode='SIMULTANEOUS_ASSIGNMENT'"), "", tenure.ErrSetup, "SIMULTANEOUS_ASSIGNMENT"},
 		"a variable":          {s.DSN("app", "nonsense=1"), "", nil, "nonsense"},
@@ -400,4 +401,35 @@ func TestTheStoreKeepsToItsDatabase(t *testing.T) {
 	exec1(t, admin, "USE tenant")
 	_, err := testkit.NewLease(t, b, tenure.LeaseConfig{}).TryAcquire(t.Context())
 	require.ErrorIs(t, err, tenure.ErrHeld)
+}
+
+// In some languages, the server's text for a duplicate key does not end with the name of the key.
+func TestWhoComesSecondIsToldSoWhateverTheServersLanguage(t *testing.T) {
+	t.Parallel()
+	table := newTable()
+	ready(t, open(t, shared(t), table))
+	db := shared(t).db(t, "app", "interpolateParams=true&lc_messages='cs_CZ'")
+	stores := []*mysqltenure.Store{openOn(t, db, table), openOn(t, db, table), openOn(t, db, table)}
+	for i := range 50 {
+		key := tenure.Key{Type: "widget", ID: fmt.Sprint("first ", i)}
+		errs := make([]error, len(stores))
+		var creating sync.WaitGroup
+		for n, store := range stores {
+			creating.Go(func() {
+				_, errs[n] = store.PutIf(t.Context(), tenure.Object{Key: key, Name: "of " + key.ID}, tenure.IfAbsent())
+			})
+		}
+		creating.Wait()
+		created := 0
+		for _, err := range errs {
+			if err == nil {
+				created++
+			} else {
+				require.ErrorIs(t, err, tenure.ErrExists)
+			}
+		}
+		require.Equal(t, 1, created)
+		_, err := stores[0].PutIf(t.Context(), tenure.Object{Key: tenure.Key{Type: "widget", ID: "other"}, Name: "of " + key.ID}, tenure.IfAbsent())
+		require.ErrorIs(t, err, tenure.ErrTaken)
+	}
 }

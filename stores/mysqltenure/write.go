@@ -94,8 +94,10 @@ func (s *Store) put(ctx context.Context, on querier, obj tenure.Object, cond ten
 			statement = s.sql.insert
 		}
 		done, err := on.ExecContext(ctx, statement, args...)
-		if err != nil {
-			return state{}, duplicate(err)
+		if number(err) == errDuplicate {
+			return state{}, s.duplicate(ctx, on, obj.Key, from, err)
+		} else if err != nil {
+			return state{}, err
 		}
 		version, err := done.LastInsertId()
 		if err == nil && version == 0 {
@@ -107,6 +109,17 @@ func (s *Store) put(ctx context.Context, on querier, obj tenure.Object, cond ten
 		}
 		return to, err
 	})
+}
+
+// duplicate returns what has made a write fail: another object of its name, or, if it was to insert the key's first row, a
+// writer that was faster. The server's text, which says which, is in its language.
+func (s *Store) duplicate(ctx context.Context, on querier, key tenure.Key, from state, err error) error {
+	if from.noRow {
+		if is, err := s.read(ctx, on, key); err != nil || !is.noRow {
+			return cmp.Or(err, errOvertaken)
+		}
+	}
+	return fmt.Errorf("%w: the name is another object's (%w)", tenure.ErrTaken, err)
 }
 
 // DeleteIf deletes the object if it is at that version, and wakes all watches of it. A row with its version
