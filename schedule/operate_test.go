@@ -173,7 +173,9 @@ func TestAllRefusesSchedulesThatShareAKey(t *testing.T) {
 		store := storetest.NewMem()
 		s, err := schedule.New(schedule.Config{Store: store, Key: key, Plan: schedule.Daily(3, 0), Do: new(slots).Do, Logger: quiet})
 		require.NoError(t, err)
-		require.ErrorIs(t, schedule.All(s, s)(t.Context()), tenure.ErrInvalid)
+		err = schedule.All(s, s)(t.Context())
+		require.ErrorIs(t, err, tenure.ErrInvalid)
+		require.ErrorContains(t, err, "each needs its own")
 		require.ErrorIs(t, schedule.All()(t.Context()), tenure.ErrInvalid)
 	})
 }

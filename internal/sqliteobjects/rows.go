@@ -356,6 +356,7 @@ func (r *Rows) free(ctx context.Context, limit time.Duration, text string, how o
 		texts = append(texts, objects.OfCanceled(text))
 	}
 	err = r.write(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
+		freed = 0 // it may be called again
 		for _, text := range texts {
 			done, err := tx.ExecContext(ctx, r.texts.In(text), args...)
 			if err != nil {
