@@ -49,4 +49,6 @@ func TestWhatIsNoPathIsRefusedAndNotQuoted(t *testing.T) {
 			t.Errorf("%q: got %q, %v", url, path, err)
 		}
 	}
+	_, _, err := Path(":memory:")
+	require.ErrorContains(t, err, "OpenSQLite opens one")
 }
