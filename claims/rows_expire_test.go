@@ -154,19 +154,31 @@ func TestAnExpiredRowThatCannotBeFreedKeepsNoOther(t *testing.T) {
 	})
 }
 
-func TestCallsThatWaitSeeExpiredClaimsInTheirOwnLook(t *testing.T) {
+var expiringEffect = func() claims.QueueConfig {
 	cfg := effect
 	cfg.Expires, cfg.Deadline, cfg.PollInterval = "expires_at", time.Minute, time.Second
-	inRowsBubble(t, cfg, 1, func(w *rowsWorld) {
+	return cfg
+}()
+
+// whileARowIsClaimed calls test when the only row of expiringEffect has been taken for a remote worker, r.
+func whileARowIsClaimed(t *testing.T, test func(w *rowsWorld, a *process, rows *workedQueue)) {
+	t.Helper()
+	inRowsBubble(t, expiringEffect, 1, func(w *rowsWorld) {
 		a := w.start("a")
-		rows := w.rowsOf(a, cfg)
+		rows := w.rowsOf(a, expiringEffect)
 		testkit.AcquireBriefly(w.T, w.store, tenure.LeaseConfig{Key: claims.SessionKey("r"), TTL: 24 * time.Hour})
 		require.Len(w, testkit.Must(rows.TryTakeFor(context.Background(), "r", claims.TakeOptions{N: 1})), 1)
+		test(w, a, rows)
+	})
+}
+
+func TestCallsThatWaitSeeExpiredClaimsInTheirOwnLook(t *testing.T) {
+	whileARowIsClaimed(t, func(w *rowsWorld, a *process, rows *workedQueue) {
 		counted := &callCounts{}
 		a.fault(counted.hook)
 		began := time.Now()
 		require.NoError(w, rows.AwaitReady(context.Background(), ""))
-		require.WithinDuration(w, began.Add(cfg.Deadline), time.Now(), 2*cfg.PollInterval)
+		require.WithinDuration(w, began.Add(expiringEffect.Deadline), time.Now(), 2*expiringEffect.PollInterval)
 		require.LessOrEqual(w, counted.of("queue.expired"), 2, "only to free the row, and perhaps once before the first look")
 		require.InDelta(w, 60, counted.of("queue.ready"), 25)
 		require.Len(w, testkit.Must(rows.TryTakeFor(context.Background(), "r", claims.TakeOptions{N: 1})), 1)
@@ -212,15 +224,9 @@ func TestAnExpiredRowThatIsLockedDoesNotCountAsFreed(t *testing.T) {
 }
 
 func TestAnExpiredRowThatCannotBeFreedIsTriedOncePerPollInterval(t *testing.T) {
-	cfg := effect
-	cfg.Expires, cfg.Deadline, cfg.PollInterval = "expires_at", time.Minute, time.Second
-	inRowsBubble(t, cfg, 1, func(w *rowsWorld) {
-		a := w.start("a")
-		rows := w.rowsOf(a, cfg)
-		testkit.AcquireBriefly(w.T, w.store, tenure.LeaseConfig{Key: claims.SessionKey("r"), TTL: 24 * time.Hour})
-		require.Len(w, testkit.Must(rows.TryTakeFor(context.Background(), "r", claims.TakeOptions{N: 1})), 1)
+	whileARowIsClaimed(t, func(w *rowsWorld, a *process, rows *workedQueue) {
 		testkit.ExecSQL(w.T, w.db, `CREATE TRIGGER refuse BEFORE UPDATE OF session ON tasks BEGIN SELECT RAISE(IGNORE); END`)
-		time.Sleep(2 * cfg.Deadline)
+		time.Sleep(2 * expiringEffect.Deadline)
 		counted := &callCounts{}
 		a.fault(counted.hook)
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

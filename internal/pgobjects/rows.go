@@ -120,11 +120,12 @@ const (
 				FOR NO KEY UPDATE SKIP LOCKED)
 			UPDATE {rows} SET {set} WHERE {id} = ANY(ARRAY(SELECT id FROM tenure_locked)) RETURNING {id}::text, '', coalesce({token}, 0), 0`
 	// The time is one for which the index can be searched.
-	expiredRows = `
-			SELECT {id}::text, '', 0::bigint, 0 FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= statement_timestamp() ORDER BY {expires} LIMIT $1`
+	firstExpired = `FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= statement_timestamp() ORDER BY {expires} LIMIT `
+	expiredRows  = `
+			SELECT {id}::text, '', 0::bigint, 0 ` + firstExpired + `$1`
 	// Postgres would drop ORDER BY, and with it the index, from within EXISTS.
 	anyExpired = `
-			SELECT (SELECT true FROM {rows} WHERE {session} IS NOT NULL AND {expires} <= statement_timestamp() ORDER BY {expires} LIMIT 1) IS NOT NULL`
+			SELECT (SELECT true ` + firstExpired + `1) IS NOT NULL`
 	freeExpiredRows = `
 			WITH tenure_locked AS MATERIALIZED (
 				SELECT {id} AS id FROM {rows} WHERE {id} = ANY(ARRAY(SELECT unnest($1::text[]::{type}[]))) AND {session} IS NOT NULL AND {expires} <= clock_timestamp(){uncanceled}

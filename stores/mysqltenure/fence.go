@@ -48,8 +48,9 @@ func (s *Store) Fenced(ctx context.Context, guard tenure.Guard, fn func(tx *sql.
 
 // FenceStatement implements [tenure.SQLStore]. The statement locks the lease's record, or, where several servers accept
 // writes, writes to it, and until the transaction ends, neither a renewal nor a takeover passes: it must be the last one
-// before COMMIT. XA PREPARE must not follow it: MariaDB gives up the lock there. It fails with error 1690. With innodb_snapshot_isolation, above READ COMMITTED, it fails with error 1020 if
-// the lease was renewed in the meantime: then try again. FenceStatement does no I/O.
+// before COMMIT. XA PREPARE must not follow it: MariaDB gives up the lock there. It fails with error 1690. With
+// innodb_snapshot_isolation, above READ COMMITTED, it fails with error 1020 if the lease was renewed in the meantime: then
+// try again. FenceStatement does no I/O.
 func (s *Store) FenceStatement(guard tenure.Guard) (query string, args []any, err error) {
 	term, err := storekit.FenceTerm(nil, guard)
 	if err == nil && term != nil {
